@@ -1,0 +1,155 @@
+// Rounding to the storage types, and the accuracy rule.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "tests/oracle/oracle.h"
+
+namespace tessera::oracle {
+namespace {
+
+struct Format {
+  int significand;    // bits of precision, the hidden one included
+  int quantum;        // exponent of the smallest subnormal
+  int max_exponent;   // every finite value is below 2^max_exponent
+  int fraction_bits;  // stored
+  int exponent_bias;
+};
+
+constexpr Format format_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return {11, -24, 16, 10, 15};
+    case DType::kBFloat16:
+      return {8, -133, 128, 7, 127};
+    case DType::kFloat32:
+      break;
+  }
+  return {24, -149, 128, 23, 127};
+}
+
+}  // namespace
+
+double round_to(DType dtype, double value) {
+  if (dtype == DType::kFloat32) return static_cast<float>(value);
+  if (!std::isfinite(value) || value == 0) return value;
+  const Format f = format_of(dtype);
+  int exponent = 0;
+  std::frexp(value, &exponent);  // |value| in [2^(exponent-1), 2^exponent)
+  const int quantum = std::max(exponent - f.significand, f.quantum);
+  const double result = std::ldexp(std::nearbyint(std::ldexp(value, -quantum)), quantum);
+  if (std::abs(result) >= std::ldexp(1.0, f.max_exponent)) {
+    return std::copysign(std::numeric_limits<double>::infinity(), value);
+  }
+  return result;
+}
+
+void round_all(DType dtype, HostTensor& tensor) {
+  for (double& x : tensor.data) x = round_to(dtype, x);
+}
+
+std::uint16_t to_bits16(DType dtype, double value) {
+  const Format f = format_of(dtype);
+  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
+  const auto infinity = static_cast<std::uint16_t>((1 << 15) - (1 << f.fraction_bits));
+  if (std::isnan(value)) return static_cast<std::uint16_t>(infinity | (1 << (f.fraction_bits - 1)));
+  const double x = std::abs(round_to(dtype, value));
+  if (std::isinf(x)) return static_cast<std::uint16_t>(sign | infinity);
+  if (x == 0) return sign;
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  const int biased = std::max(exponent - 1 + f.exponent_bias, 0);  // 0: subnormal
+  const int quantum = biased == 0 ? f.quantum : exponent - f.significand;
+  const auto fraction = static_cast<std::uint32_t>(std::ldexp(x, -quantum));
+  const std::uint32_t hidden = biased == 0 ? 0U : 1U << f.fraction_bits;
+  return static_cast<std::uint16_t>(sign |
+                                    ((static_cast<std::uint32_t>(biased) << f.fraction_bits) + (fraction - hidden)));
+}
+
+double from_bits16(DType dtype, std::uint16_t bits) {
+  const Format f = format_of(dtype);
+  const int fraction = bits & ((1 << f.fraction_bits) - 1);
+  const int biased = (bits & 0x7fff) >> f.fraction_bits;
+  const int all_ones = 0x7fff >> f.fraction_bits;
+  double x = 0;
+  if (biased == all_ones) {
+    x = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  } else if (biased == 0) {
+    x = std::ldexp(fraction, f.quantum);
+  } else {
+    x = std::ldexp(fraction + (1 << f.fraction_bits), biased - f.exponent_bias - f.fraction_bits);
+  }
+  return (bits & 0x8000) != 0 ? -x : x;
+}
+
+double epsilon_of(DType dtype) { return std::ldexp(1.0, 1 - format_of(dtype).significand); }
+
+Verdict judge(const HostTensor& result, const HostTensor& oracle, const HostTensor& baseline, DType dtype,
+              double floor) {
+  Verdict verdict;
+  char text[256];
+  if (result.shape != oracle.shape || result.size() != oracle.size() || baseline.size() != oracle.size()) {
+    verdict.message = "the shapes differ";
+    verdict.ratio = std::numeric_limits<double>::infinity();
+    return verdict;
+  }
+
+  double err_sq = 0, baseline_sq = 0, oracle_sq = 0, largest = 0;
+  std::int64_t count = 0;
+  const std::size_t n = oracle.data.size();
+  for (std::size_t x = 0; x < n; ++x) {
+    const double got = result.data[x];
+    const double want = oracle.data[x];
+    if (!std::isfinite(want) || !std::isfinite(got)) {
+      if (got == want) continue;
+      verdict.first_bad_index = static_cast<std::int64_t>(x);
+      verdict.max_abs_err = std::numeric_limits<double>::infinity();
+      verdict.ratio = verdict.max_abs_err;
+      std::snprintf(text, sizeof text, "element %zu is %g where the oracle has %g", x, got, want);
+      verdict.message = text;
+      return verdict;
+    }
+    const double err = std::abs(got - want);
+    // Where fp16 overflows in the plain computation, it has no say.
+    const double plain_err = std::isfinite(baseline.data[x]) ? std::abs(baseline.data[x] - want) : 0;
+    verdict.max_abs_err = std::max(verdict.max_abs_err, err);
+    verdict.baseline_err = std::max(verdict.baseline_err, plain_err);
+    largest = std::max(largest, std::abs(want));
+    err_sq += err * err;
+    baseline_sq += plain_err * plain_err;
+    oracle_sq += want * want;
+    ++count;
+  }
+
+  const double per_value = epsilon_of(dtype);
+  const double per_term = epsilon_of(DType::kFloat32) * oracle.terms;
+  verdict.allowed = 2 * verdict.baseline_err + floor * (per_value * largest + per_term);
+  const double allowed_fro = 2 * std::sqrt(baseline_sq) + floor * (per_value * std::sqrt(oracle_sq) +
+                                                                   per_term * std::sqrt(static_cast<double>(count)));
+  const double err_fro = std::sqrt(err_sq);
+  verdict.rel_fro = oracle_sq > 0 ? err_fro / std::sqrt(oracle_sq) : err_fro;
+
+  const auto over = [](double err, double allowed) { return err == 0 ? 0 : err / allowed; };
+  verdict.ratio = std::max(over(verdict.max_abs_err, verdict.allowed), over(err_fro, allowed_fro));
+  verdict.pass = verdict.ratio <= 1;
+  if (verdict.pass) return verdict;
+  for (std::size_t x = 0; x < n && verdict.first_bad_index < 0; ++x) {
+    const double err = std::abs(result.data[x] - oracle.data[x]);
+    if (err > verdict.allowed) {
+      verdict.first_bad_index = static_cast<std::int64_t>(x);
+      std::snprintf(text, sizeof text, "element %zu is %.9g, the oracle has %.9g: off by %.3g, allowed %.3g", x,
+                    result.data[x], oracle.data[x], err, verdict.allowed);
+      verdict.message = text;
+    }
+  }
+  if (verdict.first_bad_index < 0) {
+    std::snprintf(text, sizeof text, "no element is far off, but the whole is: Frobenius error %.3g, allowed %.3g",
+                  err_fro, allowed_fro);
+    verdict.message = text;
+  }
+  return verdict;
+}
+
+}  // namespace tessera::oracle
