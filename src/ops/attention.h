@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tessera {
+#include "contract/types.h"
 
-enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
+namespace tessera {
 
 constexpr std::size_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 constexpr const char* name_of(DType dtype) {
