@@ -1,9 +1,9 @@
 // Which keys a query sees, written once for the CPU backend and for every kernel.
 #pragma once
 
-namespace tessera {
+#include "contract/types.h"
 
-using Index = long long;
+namespace tessera {
 
 struct Mask {
   bool causal = false;

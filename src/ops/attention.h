@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tessera {
+#include "contract/types.h"
 
-enum class DType : std::uint8_t { kFloat32, kFloat16, kBFloat16 };
+namespace tessera {
 
 constexpr std::size_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 constexpr const char* name_of(DType dtype) {
@@ -91,8 +91,8 @@ struct AttentionArgs {
   RowView d_lse;          // backward: read, null where !with_dlse
   TensorView dq, dk, dv;  // backward: written
 
-  const float* alibi_slopes = nullptr;   // [Hq], or [B, Hq]
-  std::int64_t alibi_batch_stride = 0;   // 0 where shared by the batch
+  const float* alibi_slopes = nullptr;  // [Hq], or [B, Hq]
+  std::int64_t alibi_batch_stride = 0;  // 0 where shared by the batch
 
   const std::int32_t* cu_seqlens_q = nullptr;  // [B + 1], where varlen
   const std::int32_t* cu_seqlens_k = nullptr;

@@ -223,13 +223,16 @@ struct Attention {
 
     for (std::size_t x = 0; x < dk.size(); ++x) out.dk.data[x] = rounded(static_cast<Real>(p.scale) * dk[x]);
     for (std::size_t x = 0; x < dv.size(); ++x) out.dv.data[x] = rounded(dv[x]);
-    out.o.terms = largest_v;
     for (const Terms& t : terms) {
       out.lse.terms = std::max(out.lse.terms, t.lse);
       out.dq.terms = std::max(out.dq.terms, t.dq);
       out.dk.terms = std::max(out.dk.terms, t.dk);
       out.dv.terms = std::max(out.dv.terms, t.dv);
     }
+    // An error in a score, which grows with the score, is a relative error of its weight.
+    const double per_weight = 1 + out.lse.terms;
+    out.o.terms = largest_v * per_weight;
+    for (HostTensor* t : {&out.dq, &out.dk, &out.dv}) t->terms *= per_weight;
     return std::move(out);
   }
 };

@@ -1,0 +1,50 @@
+// Arguments of attention/backward_preprocess.cuh.
+#pragma once
+
+#include "contract/types.h"
+
+namespace tessera {
+
+// The head dim is a run-time value: the kernel waits for memory, so knowing it early would buy nothing but instances.
+struct BackwardPreprocessConfig {
+  DType dtype;
+  int vector;   // elements per load: 8 (16 bytes), or 1 where the head dim, a pointer or a stride does not allow it
+  int unroll;   // rows a thread has in flight
+  int threads;  // per block
+};
+
+template <class Visitor>
+constexpr void visit_fields(const BackwardPreprocessConfig& config, Visitor&& visit) {
+  visit("dtype", config.dtype);
+  visit("vector", config.vector);
+  visit("unroll", config.unroll);
+  visit("threads", config.threads);
+}
+
+// Packed variable-length tensors are one batch of total_q rows: no row needs to know its sequence.
+struct BackwardPreprocessParams {
+  const void* o;       // [B, Sq, Hq, Dv]
+  const void* d_o;     // [B, Sq, Hq, Dv]
+  const float* lse;    // [B, Hq, Sq], natural log
+  const float* d_lse;  // [B, Hq, Sq], may be null
+  float* delta;        // [B, Hq, Sq]
+  float* lse_log2;     // [B, Hq, Sq]
+  Strides o_strides;
+  Strides d_o_strides;
+  RowStrides lse_strides;
+  RowStrides d_lse_strides;
+  RowStrides delta_strides;
+  RowStrides lse_log2_strides;
+  Index seq;
+  unsigned heads;
+  unsigned seq_tiles;      // ceil(seq / rows_per_block)
+  unsigned vectors;        // per row: head dim / Config::vector
+  unsigned lanes_per_row;  // min(vectors, 32)
+};
+
+// Rows of the sequence that one block takes, all of one head.
+constexpr int preprocess_rows_per_block(const BackwardPreprocessConfig& config, int lanes_per_row) {
+  return config.threads / 32 * (32 / lanes_per_row) * config.unroll;
+}
+
+}  // namespace tessera

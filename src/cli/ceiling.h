@@ -1,0 +1,28 @@
+// Ceilings that are measured on the machine at hand, in the same run as what is held against them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+struct Unit {
+  std::string name;     // "fp32 FMA, avx512"
+  double flops = 0;     // per second, all threads together
+  bool takes_bf16 = false;  // multiplies bf16 without converting first
+};
+
+struct Ceilings {
+  int threads = 1;
+  std::vector<Unit> units;     // fp32 FMA first
+  double copy_bandwidth = 0;   // bytes per second, read plus written, of a copy too large for the caches
+  double read_bandwidth = 0;   // bytes per second of reading alone: what decode does
+
+  const Unit& fp32() const { return units.front(); }
+  const Unit& best_for_16_bit() const;  // the fastest of all
+};
+
+// Takes about a second.
+Ceilings measure_ceilings(int threads);
+
+}  // namespace tessera::cli

@@ -1,0 +1,23 @@
+// The subcommands: one file each. add_x declares its flags on the app and returns what runs it; the int is an ExitCode.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace tessera::cli {
+
+using Run = std::function<int()>;
+
+struct Command {
+  CLI::App* app;
+  Run run;
+};
+
+Command add_doctor(CLI::App& parent);
+Command add_verify(CLI::App& parent);
+Command add_bench(CLI::App& parent);
+Command add_explain(CLI::App& parent);
+Command add_compile(CLI::App& parent);
+Command add_cache(CLI::App& parent);
+
+}  // namespace tessera::cli

@@ -1,0 +1,69 @@
+// Compiled kernels on disk, one file an entry, named by its key.
+//
+// An entry is trusted only when its magic, format, key, sizes and a checksum over all of it fit; anything else is a miss
+// and the entry is replaced. Entries are written to a temporary name in the same folder, fsynced and renamed, so a reader
+// sees a whole entry or none, and of two writers either may win. The folder must belong to this user and be writable by
+// nobody else, since what is in it is run. Where it cannot be used, kernels are compiled anew in each process and state()
+// says why.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "jit/image.h"
+#include "ops/status.h"
+
+namespace tessera::jit {
+
+struct Key {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+
+  std::string hex() const;
+  bool operator==(const Key&) const = default;
+  bool operator<(const Key& other) const { return high != other.high ? high < other.high : low < other.low; }
+};
+
+constexpr std::uint32_t kCacheFormat = 1;
+
+struct CacheState {
+  std::string directory;
+  bool readable = false;
+  bool writable = false;
+  std::string reason;  // why it is not readable or not writable; empty where both are
+};
+
+struct CacheEntry {
+  std::string file;  // name in the folder
+  std::string kernel;
+  std::string target;
+  std::uint64_t bytes = 0;
+  std::int64_t modified = 0;  // seconds since 1970
+  bool valid = false;
+};
+
+class DiskCache {
+ public:
+  explicit DiskCache(std::string directory) : directory_(std::move(directory)) {}
+
+  // TESSERA_CACHE_DIR, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera, read anew at each call. Empty: none is set.
+  static DiskCache from_environment();
+
+  const std::string& directory() const { return directory_; }
+
+  std::shared_ptr<const Image> load(const Key& key) const;  // null: a miss
+  Status store(const Key& key, const Image& image) const;
+
+  // Tries to write and remove a file, so that a full disk shows.
+  CacheState state() const;
+  std::vector<CacheEntry> list() const;
+  // Removes all entries and what killed writers left behind; the number of files removed.
+  Result<int> clear() const;
+
+ private:
+  std::string directory_;
+};
+
+}  // namespace tessera::jit

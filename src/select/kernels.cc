@@ -1,0 +1,59 @@
+#include "select/kernels.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "jit/config_text.h"
+#include "ops/attention.h"
+
+namespace tessera::select {
+
+const std::vector<std::string>& known_archs() {
+  static const std::vector<std::string> archs = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"};
+  return archs;
+}
+
+jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
+  return {.name = fmt::format("backward_preprocess_{}_v{}", name_of(config.dtype), config.vector),
+          .header = "attention/backward_preprocess.cuh",
+          .entry = "backward_preprocess",
+          .params = "BackwardPreprocessParams",
+          .config = jit::config_text("BackwardPreprocessConfig", config),
+          .threads = config.threads};
+}
+
+jit::KernelInstance instance_of(const SplitCombineConfig& config) {
+  return {.name = fmt::format("split_combine_{}_v{}_u{}", name_of(config.dtype), config.vector, config.unroll),
+          .header = "attention/split_combine.cuh",
+          .entry = "split_combine",
+          .params = "SplitCombineParams",
+          .config = jit::config_text("SplitCombineConfig", config),
+          .threads = config.threads};
+}
+
+std::vector<jit::KernelInstance> kernels_for(const std::string&) {
+  // Neither kernel knows its head dim when it is compiled, so these few are all there are, on every architecture.
+  std::vector<jit::KernelInstance> list;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const int vector : {8, 1}) list.push_back(instance_of(preprocess_config(dtype, vector)));
+    for (const int vector : {4, 1}) {
+      for (const int unroll : {4, 8}) list.push_back(instance_of(combine_config(dtype, vector, unroll)));
+    }
+  }
+  return list;
+}
+
+Result<jit::GateReport> compile_gate(const std::vector<std::string>& archs, const jit::GateOptions& options) {
+  std::vector<jit::CompileRequest> requests;
+  for (const std::string& arch : archs) {
+    if (std::find(known_archs().begin(), known_archs().end(), arch) == known_archs().end()) {
+      return Status(TESSERA_INVALID_ARGUMENT,
+                    fmt::format("unknown arch {}; known are {}", arch, fmt::join(known_archs(), ", ")));
+    }
+    for (jit::KernelInstance& instance : kernels_for(arch)) requests.push_back({std::move(instance), {arch, false}, {}, {}});
+  }
+  return jit::run_gate(requests, options);
+}
+
+}  // namespace tessera::select

@@ -1,0 +1,33 @@
+// Every kernel the library can compile, as instances: what the ops launch, the compile gate checks and `tessera compile`
+// prints.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "contract/backward_preprocess.h"
+#include "contract/split_combine.h"
+#include "jit/gate.h"
+#include "jit/jit.h"
+
+namespace tessera::select {
+
+// The architectures that the gate proves.
+const std::vector<std::string>& known_archs();  // "sm_75" ... "sm_90a"
+
+constexpr BackwardPreprocessConfig preprocess_config(DType dtype, int vector) {
+  return {.dtype = dtype, .vector = vector, .unroll = 4, .threads = 256};
+}
+constexpr SplitCombineConfig combine_config(DType dtype, int vector, int unroll) {
+  return {.dtype = dtype, .vector = vector, .unroll = unroll, .threads = 256};
+}
+
+jit::KernelInstance instance_of(const BackwardPreprocessConfig& config);
+jit::KernelInstance instance_of(const SplitCombineConfig& config);
+
+// Every candidate of every kernel for an architecture.
+std::vector<jit::KernelInstance> kernels_for(const std::string& arch);
+
+Result<jit::GateReport> compile_gate(const std::vector<std::string>& archs, const jit::GateOptions& options);
+
+}  // namespace tessera::select
