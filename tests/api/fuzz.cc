@@ -108,6 +108,15 @@ std::size_t reach(const tessera_tensor& t) {
   return elements * (t.dtype.bits / 8) + t.byte_offset;
 }
 
+bool has_memory(const tessera_tensor& t) {
+  if (t.shape == nullptr || t.ndim < 0 || t.ndim > 4) return true;  // refused before it is read
+  if (t.byte_offset > kArena) return false;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (t.shape[d] < 0 || (t.strides != nullptr && t.strides[d] < 0)) return true;
+  }
+  return reach(t) <= kArena;
+}
+
 struct Fuzzer {
   Random random;
   Buffer q, k, v, out, lse, dout, dlse, dq, dk, dv, alibi, cu_q, cu_k, cache, pages;
@@ -168,6 +177,8 @@ struct Fuzzer {
     const auto give = [&](const tessera_tensor* tessera_attention::*field, Buffer& buffer, tessera_dtype type,
                           const std::vector<std::int64_t>& dims) {
       describe(random, buffer, type, dims);
+      // The check itself reads lengths and tables, so what they claim to be must be there.
+      while (type.code == TESSERA_INT && !has_memory(buffer.view)) describe(random, buffer, type, dims);
       args.*field = random.one_in(300) ? nullptr : &buffer.view;
     };
     give(&tessera_attention::q, q, dtype, shape(sq, hq, d));
