@@ -48,7 +48,8 @@ Report judge_all(const cases::Case& c, const oracle::Outputs& got, const oracle:
   std::vector<Item> items;
   const DType type = c.problem.dtype;
   if (c.problem.op == AttentionOp::kBackward) {
-    items = {{"dq", &oracle::Outputs::dq, type}, {"dk", &oracle::Outputs::dk, type}, {"dv", &oracle::Outputs::dv, type}};
+    items = {
+        {"dq", &oracle::Outputs::dq, type}, {"dk", &oracle::Outputs::dk, type}, {"dv", &oracle::Outputs::dv, type}};
   } else {
     items = {{"out", &oracle::Outputs::o, type}};
     if (c.problem.with_lse) items.push_back({"lse", &oracle::Outputs::lse, DType::kFloat32});
@@ -180,12 +181,13 @@ Command add_verify(CLI::App& parent) {
   auto o = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand("verify", "Check results against the fp64 oracle");
   app->add_option("--suite", o->suite, "Which cases: quick, full, hostile, ...")
-      ->check(CLI::IsMember(cases::suite_names()))
+      ->type_name("NAME")
+      ->check(quiet(CLI::IsMember(cases::suite_names())))
       ->capture_default_str();
-  app->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
-  app->add_option("--filter", o->filter, "Only cases with this in their name");
-  app->add_option("--seed", o->seed, "Of the inputs")->capture_default_str();
-  app->add_option("--json", o->json, "Write every case's outcome to this file");
+  app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
+  app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
+  app->add_option("--seed", o->seed, "Of the inputs")->type_name("N")->capture_default_str();
+  app->add_option("--json", o->json, "Write every case's outcome to this file")->type_name("FILE");
   app->add_flag("--verbose", o->verbose, "A line for every case");
   app->add_flag("--progress", o->progress, "Draw the bar even where stderr is no terminal");
   app->footer(
