@@ -12,6 +12,8 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/device.h"
+#include "cli/gpu_kernels.h"
+#include "select/attention.h"
 
 namespace tessera::cli {
 namespace {
@@ -19,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  std::string suite = "bench";
+  std::string suite;  // empty: by the device
   std::string device = "cpu";
   std::string filter;
   std::string json;
@@ -27,20 +29,6 @@ struct Options {
   int threads = 0;
   bool progress = false;
 };
-
-struct Timing {
-  double median = 0, p95 = 0;  // seconds
-  double spread = 0;           // (95th - 5th percentile) / median
-  int runs = 0;
-};
-
-Timing summarise(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  const auto at = [&](double part) {
-    return samples[static_cast<std::size_t>(std::lround(part * static_cast<double>(samples.size() - 1)))];
-  };
-  return {at(0.5), at(0.95), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
-}
 
 struct Row {
   cases::Case c;
@@ -54,7 +42,7 @@ struct Row {
 
 using Plan = std::unique_ptr<tessera_plan, decltype(&tessera_plan_destroy)>;
 
-// Runs a case once, then until min_time has passed and there are at least five samples.
+// Runs a case; once where nothing is to be timed.
 Status time_case(const cases::Case& c, Device& device, cases::Buffers& buffers, double min_time, Timing* timing) {
   const auto failure = [&](tessera_status code) {
     return Status(code, fmt::format("{}: {}", c.name, tessera_last_error()));
@@ -68,19 +56,17 @@ Status time_case(const cases::Case& c, Device& device, cases::Buffers& buffers, 
   Result<void*> workspace = device.workspace(scratch);
   if (!workspace.ok()) return workspace.status();
 
-  std::vector<double> samples;
-  double total = 0;
-  for (int run = 0; run == 0 || (timing != nullptr && (samples.size() < 5 || total < min_time)); ++run) {
-    const auto begin = Clock::now();
-    const tessera_status s = tessera_plan_run(plan.get(), &args, *workspace, scratch, nullptr);
-    if (s != TESSERA_OK) return failure(s);
-    if (Status synced = device.synchronize(); !synced.ok()) return synced;
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (run == 0) continue;  // pages touched, caches and branch predictors warmed
-    samples.push_back(seconds);
-    total += seconds;
+  const auto call = [&](void* stream) -> Status {
+    const tessera_status s = tessera_plan_run(plan.get(), &args, *workspace, scratch, stream);
+    return s == TESSERA_OK ? Status() : failure(s);
+  };
+  if (timing == nullptr) {
+    if (Status s = call(nullptr); !s.ok()) return s;
+    return device.download(buffers);
   }
-  if (timing != nullptr) *timing = summarise(std::move(samples));
+  Result<std::vector<double>> samples = device.time(min_time, call);
+  if (!samples.ok()) return samples.status();
+  *timing = summarise(std::move(*samples));
   return device.download(buffers);
 }
 
@@ -99,6 +85,13 @@ Status run_forward(const cases::Case& backward, const oracle::Inputs& inputs, De
 }
 
 Status measure(Row& row, Device& device, double min_time) {
+  // Asked before inputs are made, which takes a while for large cases.
+  const select::Selection selection = select::select_attention(row.c.problem, device.as_selected());
+  if (selection.candidates.empty()) {
+    row.refused = fmt::format("no kernel on {} serves it", device.as_selected().name);
+    for (const select::Refusal& r : selection.refusals) row.refused += fmt::format("; {}: {}", r.kernel, r.reason);
+    return {};
+  }
   const oracle::Inputs inputs = cases::make_inputs(row.c);
   const bool backward = row.c.problem.op == AttentionOp::kBackward;
   oracle::Outputs saved;
@@ -112,8 +105,14 @@ Status measure(Row& row, Device& device, double min_time) {
   return {};
 }
 
-void hold_against(Row& row, const Ceilings& ceilings) {
+void hold_against(Row& row, const Device& device, const Ceilings& ceilings) {
   const AttentionProblem& p = row.c.problem;
+  if (!device.is_cpu()) {
+    if (p.op != AttentionOp::kDecode) return;  // no peak of a GPU's tensor cores is measured
+    row.part = row.bytes / ceilings.copy_bandwidth;
+    row.ceiling = "copy";
+    return;
+  }
   if (p.op == AttentionOp::kDecode) {
     const double ceiling = measure_read_bandwidth(ceilings.threads, static_cast<std::size_t>(row.c.bytes()));
     row.part = row.bytes / ceiling;
@@ -161,8 +160,8 @@ void print_rows(const char* title, AttentionOp op, const std::vector<Row>& rows)
     table.add({name_of(p.dtype), fmt::format("{}", p.batch), fmt::format("{}", p.seq_k), heads_text(p),
                fmt::format("{}", p.dim_qk), mask_text(p), seconds_text(row.timing.median), seconds_text(row.timing.p95),
                fmt::format("{:.0f}%", 100 * row.timing.spread),
-               fmt::format("{:.1f}", (decode ? row.bytes : row.flops) / 1e9), fmt::format("{:.0f}%", 100 * row.part),
-               paint(Style::kDim, row.ceiling)});
+               fmt::format("{:.1f}", (decode ? row.bytes : row.flops) / 1e9),
+               row.ceiling.empty() ? "-" : fmt::format("{:.0f}%", 100 * row.part), paint(Style::kDim, row.ceiling)});
   }
   if (table.empty() && refused.empty()) return;
   fmt::print("\n{}\n", paint(Style::kBold, title));
@@ -191,26 +190,47 @@ Json json_of(const Row& row) {
   json["runs"] = row.timing.runs;
   json["flops_per_s"] = row.flops;
   json["bytes_per_s"] = row.bytes;
+  if (row.ceiling.empty()) return json;
   json["part_of_ceiling"] = row.part;
   json["ceiling"] = row.ceiling;
   return json;
 }
 
 int run(const Options& o) {
-  std::vector<Row> rows;
-  for (cases::Case& c : cases::suite(o.suite)) {
-    if (c.name.find(o.filter) != std::string::npos) rows.push_back({std::move(c), {}, 0, 0, 0, {}, {}});
-  }
-  if (rows.empty()) return fail(kBadUsage, fmt::format("no case of suite {} has '{}' in its name", o.suite, o.filter));
   if (o.threads > 0 && tessera_set_num_threads(o.threads) != TESSERA_OK) return fail(kBadUsage, tessera_last_error());
   Result<std::unique_ptr<Device>> device = open_device(o.device);
   if (!device.ok()) return fail(static_cast<ExitCode>(exit_code_of(device.status())), device.status().message());
+  const std::string suite = !o.suite.empty() ? o.suite : (*device)->is_cpu() ? "bench" : "bench-gpu";
+  std::vector<Row> rows;
+  for (cases::Case& c : cases::suite(suite)) {
+    if (c.name.find(o.filter) != std::string::npos) rows.push_back({std::move(c), {}, 0, 0, 0, {}, {}});
+  }
 
   const auto begin = Clock::now();
   fmt::print("{}\n", (*device)->name());
-  const Ceilings ceilings = measure_ceilings(tessera_num_threads());
-  for (const Unit& unit : ceilings.units) fmt::print("  measured {}: {:.0f} GFLOP/s\n", unit.name, unit.flops / 1e9);
+  Json json{{"version", tessera_version()}, {"device", (*device)->name()}, {"suite", suite}};
+  Ceilings ceilings;
+  KernelBench kernels;
+  if ((*device)->is_cpu()) {
+    if (rows.empty()) return fail(kBadUsage, fmt::format("no case of suite {} has '{}' in its name", suite, o.filter));
+    ceilings = measure_ceilings(tessera_num_threads());
+    json["threads"] = ceilings.threads;
+    for (const Unit& unit : ceilings.units) {
+      fmt::print("  measured {}: {:.0f} GFLOP/s\n", unit.name, unit.flops / 1e9);
+      json["ceilings"][unit.name] = unit.flops;
+    }
+  } else {
+    Result<KernelBench> measured = bench_gpu_kernels(**device, o.filter, o.min_time, o.progress);
+    if (!measured.ok())
+      return fail(static_cast<ExitCode>(exit_code_of(measured.status())), measured.status().message());
+    kernels = std::move(*measured);
+    if (rows.empty() && kernels.rows.empty()) {
+      return fail(kBadUsage, fmt::format("no case of suite {} and no kernel has '{}' in its name", suite, o.filter));
+    }
+    ceilings.copy_bandwidth = kernels.copy_bandwidth;
+  }
   fmt::print("  measured copy: {:.1f} GB/s\n", ceilings.copy_bandwidth / 1e9);
+  json["ceilings"]["copy_bytes_per_s"] = ceilings.copy_bandwidth;
   std::fflush(stdout);
 
   {
@@ -218,29 +238,25 @@ int run(const Options& o) {
     for (Row& row : rows) {
       progress.step(row.c.name);
       const Status s = measure(row, **device, o.min_time);
-      if (s.ok()) {
-        hold_against(row, ceilings);
-      } else if (s.code() == TESSERA_UNSUPPORTED) {
-        row.refused = s.message().substr(row.c.name.size() + 2);
-      } else {
+      if (!s.ok()) {
         progress.finish();
         return fail(static_cast<ExitCode>(exit_code_of(s)), s.message());
       }
+      if (row.refused.empty()) hold_against(row, **device, ceilings);
     }
   }
   print_rows("forward", AttentionOp::kForward, rows);
   print_rows("backward", AttentionOp::kBackward, rows);
   print_rows("decode", AttentionOp::kDecode, rows);
+  if (!(*device)->is_cpu()) {
+    print(kernels);
+    json["kernels"] = json_of(kernels);
+  }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  fmt::print("\nspread: (95th - 5th percentile) / median. {} cases in {}\n", rows.size(), seconds_text(seconds));
-
-  Json json{{"version", tessera_version()},
-            {"device", (*device)->name()},
-            {"threads", ceilings.threads},
-            {"suite", o.suite},
-            {"seconds", seconds}};
-  for (const Unit& unit : ceilings.units) json["ceilings"][unit.name] = unit.flops;
-  json["ceilings"]["copy_bytes_per_s"] = ceilings.copy_bandwidth;
+  fmt::print("\nspread: (95th - 5th percentile) / median. {} cases in {}\n", rows.size() + kernels.rows.size(),
+             seconds_text(seconds));
+  json["seconds"] = seconds;
+  json["cases"] = Json::array();
   for (const Row& row : rows) json["cases"].push_back(json_of(row));
   return write_json(o.json, json);
 }
@@ -250,10 +266,9 @@ int run(const Options& o) {
 Command add_bench(CLI::App& parent) {
   auto o = std::make_shared<Options>();
   CLI::App* app = parent.add_subcommand("bench", "Measure speed against measured ceilings");
-  app->add_option("--suite", o->suite, "bench, bench-long, bench-gpu, or any other suite")
+  app->add_option("--suite", o->suite, "bench, bench-long, bench-gpu or any other; default: by the device")
       ->type_name("NAME")
-      ->check(quiet(CLI::IsMember(cases::suite_names())))
-      ->capture_default_str();
+      ->check(quiet(CLI::IsMember(cases::suite_names())));
   app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
   app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
   app->add_option("--min-time", o->min_time, "Seconds to spend on a case, at the least")
@@ -269,7 +284,7 @@ Command add_bench(CLI::App& parent) {
   app->footer(
       "GFLOP/s count the visible (query, key) pairs only: 2 products forward, 5 backward. fp32 is held against the\n"
       "fp32 FMA peak, 16-bit types against the fastest unit that was measured, decode against reading as many bytes\n"
-      "as it must move.\n\n"
+      "as it must move. On a GPU, the kernels that serve others are timed too, and how long a first use takes.\n\n"
       "Examples:\n"
       "  tessera bench\n"
       "  tessera bench --filter bwd/fp32 --min-time 2\n"

@@ -7,9 +7,11 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cpu/attention.h"
+#include "cuda/device.h"
 #include "jit/cache.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
+#include "select/attention.h"
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
@@ -35,6 +37,34 @@ Json report_cpu() {
   const std::string isa = cpu::isa_name();
   line("cpu", good(fmt::format("{}, {}, {} thread{}", model, isa, threads, threads == 1 ? "" : "s")));
   return {{"model", model}, {"isa", isa}, {"threads", threads}};
+}
+
+// Compute capability below 7.5 is older than any kernel.
+bool is_served(const cuda::DeviceInfo& d) { return d.major * 10 + d.minor >= 75; }
+
+Json report_cuda(std::vector<cuda::DeviceInfo>* usable) {
+  const Result<std::vector<cuda::DeviceInfo>> found = cuda::devices();
+  Json json{{"devices", Json::array()}};
+  if (!found.ok() || found->empty()) {
+    const std::string reason = found.ok() ? "the driver knows no device" : found.status().message();
+    line("cuda", missing(reason));
+    json["reason"] = reason;
+    return json;
+  }
+  for (const cuda::DeviceInfo& d : *found) {
+    const std::string text = fmt::format(
+        "cuda:{} {}, {}, {} SMs, {}, driver for CUDA {}.{}", d.index, d.name, cuda::arch_of(d), d.multiprocessors,
+        bytes_text(static_cast<double>(d.memory_bytes)), d.driver_version / 1000, d.driver_version % 1000 / 10);
+    line(d.index == 0 ? "cuda" : "", is_served(d) ? good(text) : missing(text + ": older than sm_75"));
+    if (is_served(d)) usable->push_back(d);
+    json["devices"].push_back({{"index", d.index},
+                               {"name", d.name},
+                               {"arch", cuda::arch_of(d)},
+                               {"multiprocessors", d.multiprocessors},
+                               {"memory_bytes", d.memory_bytes},
+                               {"driver_version", d.driver_version}});
+  }
+  return json;
 }
 
 Json report_nvrtc(bool* there) {
@@ -84,17 +114,46 @@ Json report_cache() {
           {"reason", state.reason},       {"entries", entries},         {"bytes", bytes}};
 }
 
+// Asked for the most usual problem there is.
+bool serves_attention(const cuda::DeviceInfo& gpu) {
+  AttentionProblem p;
+  p.dtype = DType::kBFloat16;
+  p.batch = 1;
+  p.seq_q = p.seq_k = 2048;
+  p.heads_q = p.heads_kv = 16;
+  p.dim_qk = p.dim_v = 128;
+  p.scale = 1;
+  const Result<select::Device> device = select::cuda_device(cuda::arch_of(gpu));
+  return device.ok() && !select::select_attention(p, *device).candidates.empty();
+}
+
 int run(const std::string& json_file) {
   fmt::print("{}\n", paint(Style::kBold, fmt::format("tessera {}", tessera_version())));
   Json json{{"version", tessera_version()}};
   bool nvrtc = false;
+  std::vector<cuda::DeviceInfo> gpus;
   json["cpu"] = report_cpu();
+  json["cuda"] = report_cuda(&gpus);
   json["nvrtc"] = report_nvrtc(&nvrtc);
   json["cache"] = report_cache();
-  const std::string verdict = "attention runs on the CPU by default";
-  fmt::print("\n{}\n", verdict);
+
+  std::string chosen = "cpu";
+  std::string verdict;
+  if (gpus.empty()) {
+    verdict = "no GPU to use: attention runs on the CPU";
+  } else if (!nvrtc) {
+    verdict = "a GPU is here but NVRTC is not: kernels run only from the cache; attention runs on the CPU";
+  } else if (!serves_attention(gpus.front())) {
+    verdict =
+        fmt::format("kernels can be compiled for {}, but no attention kernel is for it yet: attention runs on the CPU",
+                    cuda::arch_of(gpus.front()));
+  } else {
+    chosen = fmt::format("cuda:{}", gpus.front().index);
+    verdict = fmt::format("attention runs on {} ({})", chosen, gpus.front().name);
+  }
+  fmt::print("\n{} Default device: {}.\n", verdict + ".", paint(Style::kBold, chosen));
   json["verdict"] = verdict;
-  json["default_device"] = "cpu";
+  json["default_device"] = chosen;
   return write_json(json_file, json);
 }
 

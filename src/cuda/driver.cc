@@ -41,6 +41,7 @@ std::vector<std::string> resolve(void* library, Driver& d) {
   find("cuMemFree_v2", d.free);
   find("cuMemcpyHtoDAsync_v2", d.copy_to_device);
   find("cuMemcpyDtoHAsync_v2", d.copy_to_host);
+  find("cuMemcpyDtoDAsync_v2", d.copy_on_device);
   find("cuMemsetD8Async", d.set_bytes);
   find("cuMemsetD16Async", d.set_words16);
   find("cuMemsetD32Async", d.set_words32);

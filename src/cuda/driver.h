@@ -56,6 +56,7 @@ struct Driver {
   CUresult (*free)(CUdeviceptr);
   CUresult (*copy_to_device)(CUdeviceptr, const void*, std::size_t, CUstream);
   CUresult (*copy_to_host)(void*, CUdeviceptr, std::size_t, CUstream);
+  CUresult (*copy_on_device)(CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
   CUresult (*set_bytes)(CUdeviceptr, unsigned char, std::size_t, CUstream);
   CUresult (*set_words16)(CUdeviceptr, unsigned short, std::size_t, CUstream);
   CUresult (*set_words32)(CUdeviceptr, unsigned, std::size_t, CUstream);
