@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <cerrno>
@@ -251,14 +250,12 @@ std::string file_of(const Key& key) { return key.hex() + std::string(kSuffix); }
 }  // namespace
 
 std::string checksum_bytes(std::string_view before) {
-  const XXH128_hash_t hash = XXH3_128bits(before.data(), before.size());
+  const Key hash = hash_of(before);
   Writer w;
-  w.number(hash.high64);
-  w.number(hash.low64);
+  w.number(hash.high);
+  w.number(hash.low);
   return w.take();
 }
-
-std::string Key::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
 
 DiskCache DiskCache::from_environment() {
   const auto value = [](const char* name) {
