@@ -124,12 +124,6 @@ class Reader {
   bool ok_ = true;
 };
 
-void put_checksum(Writer& writer) {
-  const XXH128_hash_t hash = XXH3_128bits(writer.view().data(), writer.view().size());
-  writer.number(hash.high64);
-  writer.number(hash.low64);
-}
-
 std::string serialize(const Key& key, const Image& image) {
   Writer w;
   w.raw(kMagic);
@@ -147,16 +141,14 @@ std::string serialize(const Key& key, const Image& image) {
   }
   w.number<std::uint8_t>(r.wgmma_serialized ? 1 : 0);
   w.number(image.compile_seconds);
-  put_checksum(w);
+  w.raw(checksum_bytes(w.view()));
   return w.take();
 }
 
 std::optional<Image> parse(const Key& key, std::string_view bytes) {
   if (bytes.size() < kMagic.size() + kChecksumBytes) return std::nullopt;
   const std::string_view body = bytes.substr(0, bytes.size() - kChecksumBytes);
-  Reader sums(bytes.substr(body.size()));
-  const XXH128_hash_t hash = XXH3_128bits(body.data(), body.size());
-  if (sums.number<std::uint64_t>() != hash.high64 || sums.number<std::uint64_t>() != hash.low64) return std::nullopt;
+  if (bytes.substr(body.size()) != checksum_bytes(body)) return std::nullopt;
 
   Reader r(body);
   if (r.raw(kMagic.size()) != kMagic || r.number<std::uint32_t>() != kCacheFormat) return std::nullopt;
@@ -257,6 +249,14 @@ std::vector<std::string> our_files(int folder) {
 std::string file_of(const Key& key) { return key.hex() + std::string(kSuffix); }
 
 }  // namespace
+
+std::string checksum_bytes(std::string_view before) {
+  const XXH128_hash_t hash = XXH3_128bits(before.data(), before.size());
+  Writer w;
+  w.number(hash.high64);
+  w.number(hash.low64);
+  return w.take();
+}
 
 std::string Key::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
 

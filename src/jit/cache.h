@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "jit/image.h"
@@ -27,6 +28,9 @@ struct Key {
 };
 
 constexpr std::uint32_t kCacheFormat = 1;
+
+// The last bytes of an entry: a checksum over all before them.
+std::string checksum_bytes(std::string_view before);
 
 struct CacheState {
   std::string directory;
