@@ -167,7 +167,7 @@ void print_rows(const char* title, AttentionOp op, const std::vector<Row>& rows)
   fmt::print("\n{}\n", paint(Style::kBold, title));
   if (!table.empty()) table.print();
   for (const auto& [reason, times] : refused) {
-    fmt::print("  {} x {}\n", paint(Style::kWarn, fmt::format("{} not run:", times)), reason);
+    fmt::print("  {} {}\n", paint(Style::kWarn, fmt::format("{} not run:", times)), reason);
   }
 }
 
