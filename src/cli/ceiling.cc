@@ -199,6 +199,13 @@ void measure_memory(Ceilings& ceilings) {
 
 }  // namespace
 
+void Ceilings::keep_best_of(const Ceilings& other) {
+  for (std::size_t n = 0; n < units.size() && n < other.units.size(); ++n) {
+    units[n].flops = std::max(units[n].flops, other.units[n].flops);
+  }
+  copy_bandwidth = std::max(copy_bandwidth, other.copy_bandwidth);
+}
+
 const Unit& Ceilings::best_for_16_bit() const {
   return *std::max_element(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.flops < b.flops; });
 }
@@ -208,18 +215,18 @@ Ceilings measure_ceilings(int threads) {
   c.threads = threads;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) {
-    c.units.push_back({"fp32 FMA, avx512", peak(fma_avx512, threads), false});
+    c.units.push_back({"fp32 FMA, avx512", peak(fma_avx512, threads)});
   } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    c.units.push_back({"fp32 FMA, avx2", peak(fma_avx2, threads), false});
+    c.units.push_back({"fp32 FMA, avx2", peak(fma_avx2, threads)});
   } else {
-    c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads), false});
+    c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads)});
   }
   if (__builtin_cpu_supports("avx512bf16")) {
-    c.units.push_back({"bf16 dot, avx512", peak(dot_bf16_avx512, threads), true});
+    c.units.push_back({"bf16 dot, avx512", peak(dot_bf16_avx512, threads)});
   }
-  if (amx_allowed()) c.units.push_back({"bf16 tiles, amx", peak(dot_bf16_amx, threads), true});
+  if (amx_allowed()) c.units.push_back({"bf16 tiles, amx", peak(dot_bf16_amx, threads)});
 #else
-  c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads), false});
+  c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads)});
 #endif
   measure_memory(c);
   return c;

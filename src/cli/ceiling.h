@@ -8,9 +8,8 @@
 namespace tessera::cli {
 
 struct Unit {
-  std::string name;         // "fp32 FMA, avx512"
-  double flops = 0;         // per second, all threads together
-  bool takes_bf16 = false;  // multiplies bf16 without converting first
+  std::string name;  // "fp32 FMA, avx512"
+  double flops = 0;  // per second, all threads together
 };
 
 struct Ceilings {
@@ -18,6 +17,7 @@ struct Ceilings {
   std::vector<Unit> units;    // fp32 FMA first
   double copy_bandwidth = 0;  // bytes per second, read plus written, of a copy of 256 MiB
 
+  void keep_best_of(const Ceilings& other);  // measured again: interference only ever lowers a figure
   const Unit& fp32() const { return units.front(); }
   const Unit& best_for_16_bit() const;  // the fastest of all
 };

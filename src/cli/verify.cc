@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <sstream>
 
 #include "cases/buffers.h"
 #include "cases/cases.h"
@@ -37,6 +38,16 @@ struct Report {
 using Plan = std::unique_ptr<tessera_plan, decltype(&tessera_plan_destroy)>;
 
 Report failed(std::string detail) { return {Outcome::kFailed, std::move(detail), 0, {}}; }
+
+// A refusal begins with the problem, which the case's name says already; the lines about kernels are the reason.
+std::string reason_of(const std::string& refusal) {
+  std::istringstream lines(refusal);
+  std::string reason;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("refused ", 0) == 0) reason += (reason.empty() ? "" : "; ") + line.substr(8);
+  }
+  return reason.empty() ? refusal : reason;
+}
 
 Report judge_all(const cases::Case& c, const oracle::Outputs& got, const oracle::Outputs& exact,
                  const oracle::Outputs& plain) {
@@ -86,7 +97,7 @@ Report check(const cases::Case& c, Device& device) {
   tessera_plan* made = nullptr;
   const tessera_status planned = tessera_plan_create(buffers.op(), &args, &made);
   const Plan plan(made, &tessera_plan_destroy);
-  if (planned == TESSERA_UNSUPPORTED) return {Outcome::kRefused, tessera_last_error(), 0, {}};
+  if (planned == TESSERA_UNSUPPORTED) return {Outcome::kRefused, reason_of(tessera_last_error()), 0, {}};
   if (planned != TESSERA_OK) return failed(fmt::format("plan: {}", tessera_last_error()));
   const std::size_t scratch = tessera_plan_workspace(plan.get());
   Result<void*> workspace = device.workspace(scratch);
@@ -151,7 +162,7 @@ int run(const Options& o) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 
   for (const auto& [reason, times] : refusals) {
-    fmt::print("{}  {} x {}\n", paint(Style::kWarn, "refused"), times, reason);
+    fmt::print("{}  {} of them: {}\n", paint(Style::kWarn, "refused"), times, reason);
   }
   const int bad = count[Outcome::kFailed];
   fmt::print("{} on {}: {}, {}, {} refused, in {}\n", paint(Style::kBold, o.suite), (*device)->name(),

@@ -193,7 +193,7 @@ class Task {
     ops_.pack_rhs(d_o, rows, p_.dim_v, kQueryBlock, s_.d_o + do_at);
     float* dots = s_.row_dot + row;
     float* sums = s_.log_sum + row;
-    ops_.row_dots(d_o, o, rows, p_.dim_v, dots);
+    row_dots(o, rows, s_.do_t + do_at, dots);
     const float* lse = row_of(args_.lse, seq_.batch, head, seq_.q_begin + row);
     const float* d_lse = p_.with_dlse ? row_of(args_.d_lse, seq_.batch, head, seq_.q_begin + row) : nullptr;
     for (std::int64_t i = 0; i < kQueryBlock; ++i) {
@@ -205,6 +205,18 @@ class Task {
       } else if (d_lse != nullptr) {
         dots[i] -= d_lse[i];
       }
+    }
+  }
+
+  // dots[i] = <o_i, do_i>: the diagonal of a product, so that it is rounded just as the dP it is subtracted from. Where
+  // a row sees a single key the two are then equal, as they should be.
+  void row_dots(const Source& o, std::int64_t rows, const char* do_t, float* dots) {
+    const std::int64_t w = ops_.width;
+    ops_.pack_lhs(o, rows, p_.dim_v, kGradKeys, s_.v);
+    for (std::int64_t row = 0; row < rows; row += w) {
+      ops_.multiply(s_.v + row * ops_.line * dims_.elem, kGradKeys * ops_.line, do_t + row * dims_.v * dims_.elem,
+                    dims_.v * w, s_.scores, kGradKeys * w, std::min(w, rows - row), 1, p_.dim_v, false);
+      for (std::int64_t i = 0; i < std::min(w, rows - row); ++i) dots[row + i] = s_.scores[i * w + i];
     }
   }
 

@@ -367,7 +367,7 @@ void release_tiles() { _tile_release(); }
 
 constexpr TileOps table(decltype(TileOps::multiply) product, void (*enter)(), void (*leave)()) {
   return {kW,      kPairLine, sizeof(Bits), pack_lhs,   pack_lhs_t,       pack_rhs, pack_rhs_t, product,
-          product, softmax,   softmax_grad, store_rows, store_transposed, row_dots, enter,      leave};
+          product, softmax,   softmax_grad, store_rows, store_transposed, enter,    leave};
 }
 
 }  // namespace

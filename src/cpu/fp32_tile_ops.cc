@@ -202,8 +202,7 @@ void softmax_grad(const GradTile& tile) {
 extern const TileOps kFp32Ops;
 const TileOps kFp32Ops = {kW,           kW,           sizeof(float),    pack_rows,      pack_rows,
                           pack_rows,    pack_columns, multiply<false>,  multiply<true>, softmax,
-                          softmax_grad, store_rows,   store_transposed, row_dots,       nullptr,
-                          nullptr};
+                          softmax_grad, store_rows,   store_transposed, nullptr,        nullptr};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera::cpu

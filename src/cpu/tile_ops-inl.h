@@ -333,21 +333,6 @@ inline void store_transposed(const float* result, std::int64_t stride, std::int6
   });
 }
 
-inline void row_dots(const Source& a, const Source& b, std::int64_t rows, std::int64_t cols, float* dots) {
-  with_type(a.dtype, [&](auto type) HWY_ATTR {
-    using T = decltype(type);
-    for (std::int64_t row = 0; row < rows; ++row) {
-      const T* x = static_cast<const T*>(a.data) + row * a.stride;
-      const T* y = static_cast<const T*>(b.data) + row * b.stride;
-      V sum = hn::Zero(F());
-      for (std::int64_t col = 0; col < cols; col += kW) {
-        sum = hn::MulAdd(load_some(x + col, cols - col), load_some(y + col, cols - col), sum);
-      }
-      dots[row] = hn::GetLane(hn::SumOfLanes(F(), sum));
-    }
-  });
-}
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera::cpu

@@ -110,9 +110,6 @@ struct TileOps {
   void (*store_t)(const float* result, std::int64_t stride, std::int64_t rows, std::int64_t cols, const float* scales,
                   const Target&);
 
-  // dots[row] = sum over cols of a * b
-  void (*row_dots)(const Source& a, const Source& b, std::int64_t rows, std::int64_t cols, float* dots);
-
   // Tile registers are configured before a thread's work and released after it; null where there are none.
   void (*enter)();
   void (*leave)();
