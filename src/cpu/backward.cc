@@ -16,10 +16,9 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kGradKeys = 128;  // rows of a score tile
-
 struct Dims {
   std::int64_t qk, v;          // padded
+  std::int64_t keys;           // rows of a score tile
   std::int64_t elem;           // bytes
   std::int64_t q_blocks;       // of the longest sequence
   std::int64_t stretches;      // of a KV head's keys
@@ -28,9 +27,10 @@ struct Dims {
   Dims(const TileOps& ops, const AttentionProblem& p, int threads)
       : qk(round_up(p.dim_qk, kPad)),
         v(round_up(p.dim_v, kPad)),
+        keys(ops.backward_keys),
         elem(static_cast<std::int64_t>(ops.elem)),
         q_blocks(round_up(p.seq_q, kQueryBlock) / kQueryBlock) {
-    const std::int64_t tiles = std::max<std::int64_t>(1, round_up(p.seq_k, kGradKeys) / kGradKeys);
+    const std::int64_t tiles = std::max<std::int64_t>(1, round_up(p.seq_k, keys) / keys);
     const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_kv);
     stretches = 1;
     if (heads < 4 * threads && heads % threads != 0) {
@@ -55,13 +55,13 @@ struct ThreadScratch {
   char* k_t;  // transposed lhs
   char* v;    // lhs
   // A score tile.
-  float* scores;       // result form [kQueryBlock / W][kGradKeys][W]
+  float* scores;       // result form [kQueryBlock / W][keys][W]
   float* d_probs;      // likewise
-  void* probs;         // lhs form
-  void* d_scores;      // lhs form
-  void* d_scores_rhs;  // rhs form
+  char* probs;         // lhs form
+  char* d_scores;      // lhs form
+  char* d_scores_rhs;  // rhs form
   // The task's keys.
-  float* dk;  // result form [stretch_tiles][Dqk / W][kGradKeys][W]
+  float* dk;  // result form [stretch_tiles][Dqk / W][keys][W]
   float* dv;
 
   static ThreadScratch cut(Arena& arena, const Dims& d) {
@@ -74,21 +74,21 @@ struct ThreadScratch {
     s.log_sum = arena.take<float>(rows);
     s.row_dot = arena.take<float>(rows);
     s.dq = arena.take<float>(d.stretches == 1 ? rows * d.qk : 0);
-    s.k = arena.take<char>(kGradKeys * d.qk * d.elem);
-    s.k_t = arena.take<char>(kGradKeys * d.qk * d.elem);
-    s.v = arena.take<char>(kGradKeys * d.v * d.elem);
-    s.scores = arena.take<float>(kQueryBlock * kGradKeys);
-    s.d_probs = arena.take<float>(kQueryBlock * kGradKeys);
+    s.k = arena.take<char>(d.keys * d.qk * d.elem);
+    s.k_t = arena.take<char>(d.keys * d.qk * d.elem);
+    s.v = arena.take<char>(d.keys * d.v * d.elem);
+    s.scores = arena.take<float>(kQueryBlock * d.keys);
+    s.d_probs = arena.take<float>(kQueryBlock * d.keys);
     if (d.elem == sizeof(float)) {
-      s.probs = s.scores;
-      s.d_scores = s.d_scores_rhs = s.d_probs;
+      s.probs = reinterpret_cast<char*>(s.scores);
+      s.d_scores = s.d_scores_rhs = reinterpret_cast<char*>(s.d_probs);
     } else {
-      s.probs = arena.take<char>(kQueryBlock * kGradKeys * d.elem);
-      s.d_scores = arena.take<char>(kQueryBlock * kGradKeys * d.elem);
-      s.d_scores_rhs = arena.take<char>(kQueryBlock * kGradKeys * d.elem);
+      s.probs = arena.take<char>(kQueryBlock * d.keys * d.elem);
+      s.d_scores = arena.take<char>(kQueryBlock * d.keys * d.elem);
+      s.d_scores_rhs = arena.take<char>(kQueryBlock * d.keys * d.elem);
     }
-    s.dk = arena.take<float>(d.stretch_tiles * kGradKeys * d.qk);
-    s.dv = arena.take<float>(d.stretch_tiles * kGradKeys * d.v);
+    s.dk = arena.take<float>(d.stretch_tiles * d.keys * d.qk);
+    s.dv = arena.take<float>(d.stretch_tiles * d.keys * d.v);
     return s;
   }
 };
@@ -133,22 +133,22 @@ class Task {
         stretch_(stretch) {
     Arena arena(memory);
     s_ = ThreadScratch::cut(arena, dims_);
-    first_key_ = stretch * dims_.stretch_tiles * kGradKeys;
-    last_key_ = std::min(seq_.len_k, first_key_ + dims_.stretch_tiles * kGradKeys);
+    first_key_ = stretch * dims_.stretch_tiles * dims_.keys;
+    last_key_ = std::min(seq_.len_k, first_key_ + dims_.stretch_tiles * dims_.keys);
   }
 
   void run() {
-    const std::int64_t tiles = std::max<std::int64_t>(0, round_up(last_key_ - first_key_, kGradKeys) / kGradKeys);
-    std::fill(s_.dk, s_.dk + tiles * kGradKeys * dims_.qk, 0.0f);
-    std::fill(s_.dv, s_.dv + tiles * kGradKeys * dims_.v, 0.0f);
+    const std::int64_t tiles = std::max<std::int64_t>(0, round_up(last_key_ - first_key_, dims_.keys) / dims_.keys);
+    std::fill(s_.dk, s_.dk + tiles * dims_.keys * dims_.qk, 0.0f);
+    std::fill(s_.dv, s_.dv + tiles * dims_.keys * dims_.v, 0.0f);
     const std::int64_t group = p_.heads_q / p_.heads_kv;
     for (std::int64_t head = head_kv_ * group; head < (head_kv_ + 1) * group; ++head) query_head(head);
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t key = first_key_ + tile * kGradKeys;
-      const std::int64_t rows = std::min(kGradKeys, last_key_ - key);
-      ops_.store(s_.dk + tile * kGradKeys * dims_.qk, kGradKeys, rows, p_.dim_qk, p_.scale,
+      const std::int64_t key = first_key_ + tile * dims_.keys;
+      const std::int64_t rows = std::min(dims_.keys, last_key_ - key);
+      ops_.store(s_.dk + tile * dims_.keys * dims_.qk, dims_.keys, rows, p_.dim_qk, p_.scale,
                  target_of(args_.dk, p_.dtype, seq_.batch, seq_.k_begin + key, head_kv_));
-      ops_.store(s_.dv + tile * kGradKeys * dims_.v, kGradKeys, rows, p_.dim_v, 1.0f,
+      ops_.store(s_.dv + tile * dims_.keys * dims_.v, dims_.keys, rows, p_.dim_v, 1.0f,
                  target_of(args_.dv, p_.dtype, seq_.batch, seq_.k_begin + key, head_kv_));
     }
   }
@@ -159,8 +159,8 @@ class Task {
     const std::int64_t blocks = round_up(seq_.len_q, kQueryBlock) / kQueryBlock;
     for (std::int64_t block = 0; block < blocks; ++block) pack_queries(head, block);
     std::fill(dq, dq + blocks * kQueryBlock * dims_.qk, 0.0f);
-    for (std::int64_t key = first_key_; key < last_key_; key += kGradKeys) {
-      const std::int64_t rows = std::min(kGradKeys, last_key_ - key);
+    for (std::int64_t key = first_key_; key < last_key_; key += dims_.keys) {
+      const std::int64_t rows = std::min(dims_.keys, last_key_ - key);
       const Range first = visible_queries(mask_, key, seq_.len_q, seq_.len_k);
       const Range last = visible_queries(mask_, key + rows - 1, seq_.len_q, seq_.len_k);
       const std::int64_t end = std::min<std::int64_t>(last.end, seq_.len_q);
@@ -212,10 +212,10 @@ class Task {
   // a row sees a single key the two are then equal, as they should be.
   void row_dots(const Source& o, std::int64_t rows, const char* do_t, float* dots) {
     const std::int64_t w = ops_.width;
-    ops_.pack_lhs(o, rows, p_.dim_v, kGradKeys, s_.v);
+    ops_.pack_lhs(o, rows, p_.dim_v, dims_.keys, s_.v);
     for (std::int64_t row = 0; row < rows; row += w) {
-      ops_.multiply(s_.v + row * ops_.line * dims_.elem, kGradKeys * ops_.line, do_t + row * dims_.v * dims_.elem,
-                    dims_.v * w, s_.scores, kGradKeys * w, std::min(w, rows - row), 1, p_.dim_v, false);
+      ops_.multiply(s_.v + row * ops_.line * dims_.elem, dims_.keys * ops_.line, do_t + row * dims_.v * dims_.elem,
+                    dims_.v * w, s_.scores, dims_.keys * w, std::min(w, rows - row), 1, p_.dim_v, false);
       for (std::int64_t i = 0; i < std::min(w, rows - row); ++i) dots[row + i] = s_.scores[i * w + i];
     }
   }
@@ -223,9 +223,9 @@ class Task {
   void pack_keys(std::int64_t key, std::int64_t rows) {
     const Source k = source_of(args_.k, p_.dtype, seq_.batch, seq_.k_begin + key, head_kv_);
     const Source v = source_of(args_.v, p_.dtype, seq_.batch, seq_.k_begin + key, head_kv_);
-    ops_.pack_lhs(k, rows, p_.dim_qk, kGradKeys, s_.k);
-    ops_.pack_lhs_t(k, rows, p_.dim_qk, kGradKeys, s_.k_t);
-    ops_.pack_lhs(v, rows, p_.dim_v, kGradKeys, s_.v);
+    ops_.pack_lhs(k, rows, p_.dim_qk, dims_.keys, s_.k);
+    ops_.pack_lhs_t(k, rows, p_.dim_qk, dims_.keys, s_.k_t);
+    ops_.pack_lhs(v, rows, p_.dim_v, dims_.keys, s_.v);
   }
 
   void tile(std::int64_t head, std::int64_t block, std::int64_t key, std::int64_t keys, float* dq) {
@@ -246,31 +246,36 @@ class Task {
     const int panels_qk = static_cast<int>(round_up(p_.dim_qk, w) / w);
     const int panels_v = static_cast<int>(round_up(p_.dim_v, w) / w);
     const std::int64_t q_at = row * dims_.qk * dims_.elem, do_at = row * dims_.v * dims_.elem;
-    const std::int64_t lhs_stride = kGradKeys * ops_.line, tile_stride = kGradKeys * w;
+    const std::int64_t lhs_stride = dims_.keys * ops_.line, tile_stride = dims_.keys * w;
 
-    ops_.multiply(s_.k, lhs_stride, s_.q_t + q_at, dims_.qk * w, s_.scores, tile_stride, keys, panels, p_.dim_qk,
-                  false);
-    ops_.multiply(s_.v, lhs_stride, s_.do_t + do_at, dims_.v * w, s_.d_probs, tile_stride, keys, panels, p_.dim_v,
-                  false);
-    GradTile grad;
-    grad.map = columns.map(p_, key, keys);
-    grad.panels = panels;
-    grad.rows = static_cast<int>(keys);
-    grad.scores = s_.scores;
-    grad.d_probs = s_.d_probs;
-    grad.stride = kGradKeys;
-    grad.log_sum = s_.log_sum + row;
-    grad.row_dot = s_.row_dot + row;
-    grad.probs = s_.probs;
-    grad.d_scores = s_.d_scores;
-    grad.d_scores_rhs = s_.d_scores_rhs;
-    ops_.softmax_grad(grad);
+    const ScoreMap map = columns.map(p_, key, keys);
+    for (int panel = 0; panel < panels; panel += ops_.backward_panels) {
+      const int now = std::min(panels - panel, ops_.backward_panels);
+      const std::int64_t column = panel * w;
+      ops_.multiply(s_.k, lhs_stride, s_.q_t + q_at + column * dims_.qk * dims_.elem, dims_.qk * w, s_.scores,
+                    tile_stride, keys, now, p_.dim_qk, false);
+      ops_.multiply(s_.v, lhs_stride, s_.do_t + do_at + column * dims_.v * dims_.elem, dims_.v * w, s_.d_probs,
+                    tile_stride, keys, now, p_.dim_v, false);
+      GradTile grad;
+      grad.map = from_panel(map, column);
+      grad.panels = now;
+      grad.rows = static_cast<int>(keys);
+      grad.scores = s_.scores;
+      grad.d_probs = s_.d_probs;
+      grad.stride = dims_.keys;
+      grad.log_sum = s_.log_sum + row + column;
+      grad.row_dot = s_.row_dot + row + column;
+      grad.probs = s_.probs + column * dims_.keys * dims_.elem;
+      grad.d_scores = s_.d_scores + column * dims_.keys * dims_.elem;
+      grad.d_scores_rhs = s_.d_scores_rhs + column * dims_.keys * dims_.elem;
+      ops_.softmax_grad(grad);
+    }
     const std::int64_t at = key - first_key_;
     ops_.multiply(s_.probs, lhs_stride, s_.d_o + do_at, kQueryBlock * w, s_.dv + at * dims_.v, tile_stride, keys,
                   panels_v, rows, true);
     ops_.multiply(s_.d_scores, lhs_stride, s_.q + q_at, kQueryBlock * w, s_.dk + at * dims_.qk, tile_stride, keys,
                   panels_qk, rows, true);
-    ops_.multiply_t(s_.k_t, transposed_stride(ops_, kGradKeys, p_.dim_qk), s_.d_scores_rhs, tile_stride, dq,
+    ops_.multiply_t(s_.k_t, transposed_stride(ops_, dims_.keys, p_.dim_qk), s_.d_scores_rhs, tile_stride, dq,
                     dims_.qk * w, p_.dim_qk, panels, keys, true);
   }
 

@@ -6,6 +6,7 @@
 // each score once for the maximum and once for the exponential, and two rows become one line of the next rhs.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -136,64 +137,59 @@ void pack_rhs_t(const Source& source, std::int64_t rows, std::int64_t cols, std:
   }
 }
 
-// MT x NT tiles of 16 x 16 sums. Sums are in tiles 0 to 3, lhs in 4 and 5, rhs in 6 and 7.
-template <int MT, int NT>
-void amx_block(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, std::int64_t rhs_stride, float* result,
-               std::int64_t result_stride, std::int64_t steps, bool accumulate) {
-  constexpr std::int64_t kTile = 16;
-  constexpr std::int64_t kRow = 64;  // bytes in a row of any tile
-  if (accumulate) {
-    _tile_loadd(0, result, kRow);
-    if constexpr (NT > 1) _tile_loadd(1, result + result_stride, kRow);
-    if constexpr (MT > 1) _tile_loadd(2, result + kTile * kW, kRow);
-    if constexpr (MT > 1 && NT > 1) _tile_loadd(3, result + result_stride + kTile * kW, kRow);
-  } else {
-    _tile_zero(0);
-    if constexpr (NT > 1) _tile_zero(1);
-    if constexpr (MT > 1) _tile_zero(2);
-    if constexpr (MT > 1 && NT > 1) _tile_zero(3);
-  }
-  for (std::int64_t step = 0; step < steps; ++step) {
-    _tile_loadd(4, lhs, kRow);
-    _tile_loadd(6, rhs, kRow);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (NT > 1) {
-      _tile_loadd(7, rhs + rhs_stride, kRow);
-      _tile_dpbf16ps(1, 4, 7);
+constexpr std::int64_t kTile = 16;       // rows of a tile register
+constexpr std::int64_t kTileBytes = 64;  // bytes in a row of one
+constexpr std::int64_t kResident = 4;    // tiles of rhs kept in registers
+
+// One panel of rhs, kSteps * 32 deep, stays in tiles 4 to 7 while the rows of lhs stream through tile 1 and their sums
+// through tile 0. Streaming one operand past the other is what this unit wants: a block of 2 x 2 sums, which loads both
+// operands at every step, was measured at a third of the speed.
+template <int kSteps>
+void amx_panel(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, float* result, std::int64_t rows,
+               bool accumulate) {
+  _tile_loadd(4, rhs, kTileBytes);
+  if constexpr (kSteps > 1) _tile_loadd(5, rhs + kTile * kPairLine, kTileBytes);
+  if constexpr (kSteps > 2) _tile_loadd(6, rhs + 2 * kTile * kPairLine, kTileBytes);
+  if constexpr (kSteps > 3) _tile_loadd(7, rhs + 3 * kTile * kPairLine, kTileBytes);
+  for (std::int64_t row = 0; row < rows; row += kTile, lhs += kTile * kPairLine, result += kTile * kW) {
+    if (accumulate) {
+      _tile_loadd(0, result, kTileBytes);
+    } else {
+      _tile_zero(0);
     }
-    if constexpr (MT > 1) {
-      _tile_loadd(5, lhs + kTile * kPairLine, kRow);
-      _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(1, lhs, kTileBytes);
+    _tile_dpbf16ps(0, 1, 4);
+    if constexpr (kSteps > 1) {
+      _tile_loadd(2, lhs + lhs_stride, kTileBytes);
+      _tile_dpbf16ps(0, 2, 5);
     }
-    if constexpr (MT > 1 && NT > 1) _tile_dpbf16ps(3, 5, 7);
-    lhs += lhs_stride;
-    rhs += kTile * kPairLine;
+    if constexpr (kSteps > 2) {
+      _tile_loadd(3, lhs + 2 * lhs_stride, kTileBytes);
+      _tile_dpbf16ps(0, 3, 6);
+    }
+    if constexpr (kSteps > 3) {
+      _tile_loadd(1, lhs + 3 * lhs_stride, kTileBytes);
+      _tile_dpbf16ps(0, 1, 7);
+    }
+    _tile_stored(0, result, kTileBytes);
   }
-  _tile_stored(0, result, kRow);
-  if constexpr (NT > 1) _tile_stored(1, result + result_stride, kRow);
-  if constexpr (MT > 1) _tile_stored(2, result + kTile * kW, kRow);
-  if constexpr (MT > 1 && NT > 1) _tile_stored(3, result + result_stride + kTile * kW, kRow);
 }
 
 void multiply_amx(const void* lhs_data, std::int64_t lhs_stride, const void* rhs_data, std::int64_t rhs_stride,
                   float* result, std::int64_t result_stride, std::int64_t m, int panels, std::int64_t k,
                   bool accumulate) {
-  const Bits* lhs = static_cast<const Bits*>(lhs_data);
-  const Bits* rhs = static_cast<const Bits*>(rhs_data);
   const std::int64_t steps = round_up(k, kPairLine) / kPairLine;
-  const std::int64_t rows = round_up(m, 16);
-  for (; panels > 0; panels -= 2) {
-    std::int64_t row = 0;
-    for (; row + 32 <= rows; row += 32) {
-      const auto block = panels > 1 ? amx_block<2, 2> : amx_block<2, 1>;
-      block(lhs + row * kPairLine, lhs_stride, rhs, rhs_stride, result + row * kW, result_stride, steps, accumulate);
+  const std::int64_t rows = round_up(m, kTile);
+  for (int panel = 0; panel < panels; ++panel, result += result_stride) {
+    const Bits* lhs = static_cast<const Bits*>(lhs_data);
+    const Bits* rhs = static_cast<const Bits*>(rhs_data) + panel * rhs_stride;
+    for (std::int64_t step = 0; step < steps; step += kResident) {
+      const std::int64_t now = std::min(steps - step, kResident);
+      const auto run = now == 4 ? amx_panel<4> : now == 3 ? amx_panel<3> : now == 2 ? amx_panel<2> : amx_panel<1>;
+      run(lhs, lhs_stride, rhs, result, rows, accumulate || step > 0);
+      lhs += kResident * lhs_stride;
+      rhs += kResident * kTile * kPairLine;
     }
-    if (row < rows) {
-      const auto block = panels > 1 ? amx_block<1, 2> : amx_block<1, 1>;
-      block(lhs + row * kPairLine, lhs_stride, rhs, rhs_stride, result + row * kW, result_stride, steps, accumulate);
-    }
-    rhs += 2 * rhs_stride;
-    result += 2 * result_stride;
   }
 }
 
@@ -206,7 +202,7 @@ void dot_block(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, std::i
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 8
     for (int j = 0; j < NV; ++j) {
-      acc[i][j] = accumulate ? _mm512_loadu_ps(result + j * result_stride + i * kW) : _mm512_setzero_ps();
+      acc[i][j] = _mm512_setzero_ps();
     }
   }
   for (std::int64_t step = 0; step < steps; ++step, lhs += lhs_stride) {
@@ -229,7 +225,10 @@ void dot_block(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, std::i
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; ++j) _mm512_storeu_ps(result + j * result_stride + i * kW, acc[i][j]);
+    for (int j = 0; j < NV; ++j) {
+      float* to = result + j * result_stride + i * kW;
+      _mm512_storeu_ps(to, accumulate ? _mm512_add_ps(acc[i][j], _mm512_loadu_ps(to)) : acc[i][j]);
+    }
   }
 }
 
@@ -365,16 +364,21 @@ void configure_tiles() {
 
 void release_tiles() { _tile_release(); }
 
-constexpr TileOps table(decltype(TileOps::multiply) product, void (*enter)(), void (*leave)()) {
-  return {kW,      kPairLine, sizeof(Bits), pack_lhs,   pack_lhs_t,       pack_rhs, pack_rhs_t, product,
-          product, softmax,   softmax_grad, store_rows, store_transposed, enter,    leave};
+constexpr TileOps table(int forward_panels, std::int64_t forward_keys, decltype(TileOps::multiply) product,
+                        void (*enter)(), void (*leave)()) {
+  // A line of the lhs form is two panels of queries.
+  const int backward_panels = forward_panels < 2 ? 2 : forward_panels;
+  return {kW,      kPairLine, sizeof(Bits), forward_panels, backward_panels,  forward_keys,
+          256,     pack_lhs,  pack_lhs_t,   pack_rhs,       pack_rhs_t,       product,
+          product, softmax,   softmax_grad, store_rows,     store_transposed, enter,
+          leave};
 }
 
 }  // namespace
 
 extern const TileOps kAmxOps, kDotOps;
-const TileOps kAmxOps = table(multiply_amx, configure_tiles, release_tiles);
-const TileOps kDotOps = table(multiply_dot, nullptr, nullptr);
+const TileOps kAmxOps = table(1, 64, multiply_amx, configure_tiles, release_tiles);
+const TileOps kDotOps = table(4, 128, multiply_dot, nullptr, nullptr);
 
 }  // namespace HWY_NAMESPACE
 

@@ -19,10 +19,10 @@ struct Dims {
   std::int64_t stretch;    // keys in a stretch
   std::int64_t stretches;  // of a whole cache
 
-  explicit Dims(const AttentionProblem& p)
+  Dims(const TileOps& ops, const AttentionProblem& p)
       : group(p.heads_q / p.heads_kv), rows(group * p.seq_q), blocks(round_up(rows, kQueryBlock) / kQueryBlock) {
     // Long enough that the partial results stay small beside the keys they come from.
-    stretch = round_up(std::max<std::int64_t>(512, 8 * rows), kKeyTile);
+    stretch = round_up(std::max<std::int64_t>(512, 8 * rows), ops.forward_keys);
     stretches = std::max<std::int64_t>(1, round_up(p.seq_k, stretch) / stretch);
   }
 };
@@ -30,8 +30,8 @@ struct Dims {
 struct ThreadScratch {
   char* q;       // rhs form of Q^T [blocks][kQueryBlock / W][round_up(Dqk, kPad)][W]
   char* rows;    // [kQueryBlock][max(Dqk, Dv)] rows of Q or O of one block, gathered
-  char* k_rows;  // [kKeyTile][Dqk] rows of one tile, where paged
-  char* v_rows;  // [kKeyTile][Dv]
+  char* k_rows;  // [keys][Dqk] rows of one tile, where paged
+  char* v_rows;  // [keys][Dv]
   char* k;       // packed tile
   char* v;
   ScoreScratch tile;
@@ -42,8 +42,8 @@ struct ThreadScratch {
     const std::int64_t size = static_cast<std::int64_t>(size_of(p.dtype));
     s.q = arena.take<char>(d.blocks * kQueryBlock * round_up(p.dim_qk, kPad) * elem);
     s.rows = arena.take<char>(kQueryBlock * std::max(p.dim_qk, p.dim_v) * size);
-    s.k_rows = arena.take<char>(p.paged ? kKeyTile * p.dim_qk * size : 0);
-    s.v_rows = arena.take<char>(p.paged ? kKeyTile * p.dim_v * size : 0);
+    s.k_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_qk * size : 0);
+    s.v_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_v * size : 0);
     s.k = arena.take<char>(KeyTile::k_bytes(ops, p));
     s.v = arena.take<char>(KeyTile::v_bytes(ops, p));
     s.tile = ScoreScratch::cut(arena, ops);
@@ -58,7 +58,7 @@ struct Workspace {
   char* threads;
   std::size_t thread_bytes;
 
-  Workspace(Arena& arena, const TileOps& ops, const AttentionProblem& p, int thread_count) : dims(p) {
+  Workspace(Arena& arena, const TileOps& ops, const AttentionProblem& p, int thread_count) : dims(ops, p) {
     Arena part(nullptr);
     RowState::cut(part, p);
     partial_bytes = part.used();
@@ -135,16 +135,18 @@ void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace&
     space.partial(p, b, head_kv, stretch, block).clear(p);
   }
   const float shift = headroom(keys);
-  for (std::int64_t key = begin; key < end; key += kKeyTile) {
-    const std::int64_t rows = std::min(kKeyTile, end - key);
+  for (std::int64_t key = begin; key < end; key += ops.forward_keys) {
+    const std::int64_t rows = std::min(ops.forward_keys, end - key);
     bool packed = false;
     for (std::int64_t block = 0; block < dims.blocks; ++block) {
       Columns columns = columns_of(args, dims, b, head_kv, block, keys);
       const std::int64_t seen = std::min(rows, columns.last_key - key);
       if (seen <= 0 || columns.first_key >= key + rows) continue;
       if (!packed) {
-        ops.pack_lhs(tile_rows(args, args.k, p.dim_qk, b, head_kv, key, rows, s.k_rows), rows, p.dim_qk, kKeyTile, s.k);
-        ops.pack_lhs_t(tile_rows(args, args.v, p.dim_v, b, head_kv, key, rows, s.v_rows), rows, p.dim_v, kKeyTile, s.v);
+        ops.pack_lhs(tile_rows(args, args.k, p.dim_qk, b, head_kv, key, rows, s.k_rows), rows, p.dim_qk,
+                     ops.forward_keys, s.k);
+        ops.pack_lhs_t(tile_rows(args, args.v, p.dim_v, b, head_kv, key, rows, s.v_rows), rows, p.dim_v,
+                       ops.forward_keys, s.v);
         packed = true;
       }
       attend(ops, p, columns, {s.k, s.v}, key, seen, shift, s.q + block * q_block_bytes, s.tile,

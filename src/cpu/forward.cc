@@ -34,7 +34,7 @@ struct Workspace {
   std::size_t thread_bytes;
 
   Workspace(Arena& arena, const TileOps& ops, const AttentionProblem& p, int thread_count)
-      : tiles(blocks_of(p.varlen, p.batch, p.seq_k, p.total_k, kKeyTile)) {
+      : tiles(blocks_of(p.varlen, p.batch, p.seq_k, p.total_k, ops.forward_keys)) {
     k = arena.take<char>(p.heads_kv * tiles * KeyTile::k_bytes(ops, p));
     v = arena.take<char>(p.heads_kv * tiles * KeyTile::v_bytes(ops, p));
     Arena one(nullptr);
@@ -66,12 +66,13 @@ void forward_block(const TileOps& ops, const AttentionArgs& args, const Workspac
   scratch.state.clear(p);
   const float shift = headroom(seq.len_k);
   const std::int64_t head_kv = head / (p.heads_q / p.heads_kv);
-  const std::int64_t tile0 = head_kv * space.tiles + first_block(p.varlen, b, seq.k_begin, p.seq_k, kKeyTile);
-  for (std::int64_t key = columns.first_key / kKeyTile * kKeyTile; key < columns.last_key; key += kKeyTile) {
-    const std::int64_t tile = tile0 + key / kKeyTile;
+  const std::int64_t tile0 = head_kv * space.tiles + first_block(p.varlen, b, seq.k_begin, p.seq_k, ops.forward_keys);
+  for (std::int64_t key = columns.first_key / ops.forward_keys * ops.forward_keys; key < columns.last_key;
+       key += ops.forward_keys) {
+    const std::int64_t tile = tile0 + key / ops.forward_keys;
     const KeyTile packed = {space.k + tile * KeyTile::k_bytes(ops, p), space.v + tile * KeyTile::v_bytes(ops, p)};
-    attend(ops, p, columns, packed, key, std::min(kKeyTile, columns.last_key - key), shift, scratch.q, scratch.tile,
-           scratch.state);
+    attend(ops, p, columns, packed, key, std::min(ops.forward_keys, columns.last_key - key), shift, scratch.q,
+           scratch.tile, scratch.state);
   }
 
   alignas(64) float scales[kQueryBlock];
@@ -98,19 +99,19 @@ void forward(const TileOps& ops, const AttentionArgs& args, int threads, void* m
   const AttentionProblem& p = args.problem;
   Arena arena(memory);
   const Workspace space(arena, ops, p, threads);
-  const std::int64_t tiles = round_up(p.seq_k, kKeyTile) / kKeyTile;
+  const std::int64_t tiles = round_up(p.seq_k, ops.forward_keys) / ops.forward_keys;
   parallel_for(p.batch * p.heads_kv * tiles, threads, [&](std::int64_t task, int) {
-    const std::int64_t key = task % tiles * kKeyTile;
+    const std::int64_t key = task % tiles * ops.forward_keys;
     const std::int64_t head = task / tiles % p.heads_kv;
     const std::int64_t b = task / tiles / p.heads_kv;
     const Sequence seq = sequence_of(args, b);
-    const std::int64_t rows = std::min(kKeyTile, seq.len_k - key);
+    const std::int64_t rows = std::min(ops.forward_keys, seq.len_k - key);
     if (rows <= 0) return;
     const std::int64_t tile =
-        head * space.tiles + first_block(p.varlen, b, seq.k_begin, p.seq_k, kKeyTile) + key / kKeyTile;
-    ops.pack_lhs(source_of(args.k, p.dtype, seq.batch, seq.k_begin + key, head), rows, p.dim_qk, kKeyTile,
+        head * space.tiles + first_block(p.varlen, b, seq.k_begin, p.seq_k, ops.forward_keys) + key / ops.forward_keys;
+    ops.pack_lhs(source_of(args.k, p.dtype, seq.batch, seq.k_begin + key, head), rows, p.dim_qk, ops.forward_keys,
                  space.k + tile * KeyTile::k_bytes(ops, p));
-    ops.pack_lhs_t(source_of(args.v, p.dtype, seq.batch, seq.k_begin + key, head), rows, p.dim_v, kKeyTile,
+    ops.pack_lhs_t(source_of(args.v, p.dtype, seq.batch, seq.k_begin + key, head), rows, p.dim_v, ops.forward_keys,
                    space.v + tile * KeyTile::v_bytes(ops, p));
   });
   const std::int64_t blocks = round_up(p.seq_q, kQueryBlock) / kQueryBlock;

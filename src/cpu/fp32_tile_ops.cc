@@ -3,12 +3,15 @@
 //
 // The product is an outer product in registers: MR rows of lhs, broadcast, times NV vectors of rhs. With AVX-512, 6x4
 // accumulators keep both FMA units busy (24 independent sums, 10 loads for 24 FMAs); 6x2 fit the 16 registers of AVX2
-// and SSE4. A block of NV panels of rhs stays in L1 while the rows of lhs stream past it.
+// and SSE4. A block of NV panels of rhs stays in L1 while the rows of lhs stream past it. What accumulates starts from
+// zero and is added at the end: a sum over a long sequence is then a sum of block sums, whose rounding error grows with
+// the number of blocks and not of terms.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/fp32_tile_ops.cc"
 #include "hwy/foreach_target.h"
 //
 #include "cpu/tile_ops-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,6 +19,7 @@ namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+constexpr int kQueryPanels = 64 / kW;
 constexpr int kMaxPanels = HWY_TARGET <= HWY_AVX3 ? 4 : 2;  // accumulators to a row of lhs
 
 // kTransposed: lhs is [k][W] from its packing by rows of k, else [k / W][m][W].
@@ -29,7 +33,7 @@ void micro(const float* HWY_RESTRICT lhs, std::int64_t lhs_stride, const float* 
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 8
     for (int j = 0; j < NV; ++j) {
-      acc[i][j] = accumulate ? hn::LoadU(f, result + j * result_stride + i * kW) : hn::Zero(f);
+      acc[i][j] = hn::Zero(f);
     }
   }
   const auto step = [&](const float* a, std::int64_t row_stride) HWY_ATTR {
@@ -45,10 +49,13 @@ void micro(const float* HWY_RESTRICT lhs, std::int64_t lhs_stride, const float* 
     rhs += kW;
   };
   if constexpr (kTransposed) {
-    (void)lhs_stride;
-    for (std::int64_t kk = 0; kk < k; ++kk) step(lhs + kk * kW, 1);
+    for (std::int64_t kk = 0; kk < k; ++kk) {
+      hwy::Prefetch(lhs + lhs_stride + kk * kW);
+      step(lhs + kk * kW, 1);
+    }
   } else {
     for (; k >= kW; k -= kW, lhs += lhs_stride) {
+      for (int i = 0; i < MR; ++i) hwy::Prefetch(lhs + (MR + i) * kW);
 #pragma GCC unroll 4
       for (std::int64_t kk = 0; kk < kW; ++kk) step(lhs + kk, kW);
     }
@@ -57,7 +64,10 @@ void micro(const float* HWY_RESTRICT lhs, std::int64_t lhs_stride, const float* 
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; ++j) hn::StoreU(acc[i][j], f, result + j * result_stride + i * kW);
+    for (int j = 0; j < NV; ++j) {
+      float* to = result + j * result_stride + i * kW;
+      hn::StoreU(accumulate ? hn::Add(acc[i][j], hn::LoadU(f, to)) : acc[i][j], f, to);
+    }
   }
 }
 
@@ -200,9 +210,25 @@ void softmax_grad(const GradTile& tile) {
 }  // namespace
 
 extern const TileOps kFp32Ops;
-const TileOps kFp32Ops = {kW,           kW,           sizeof(float),    pack_rows,      pack_rows,
-                          pack_rows,    pack_columns, multiply<false>,  multiply<true>, softmax,
-                          softmax_grad, store_rows,   store_transposed, nullptr,        nullptr};
+const TileOps kFp32Ops = {kW,
+                          kW,
+                          sizeof(float),
+                          kQueryPanels,
+                          kQueryPanels,
+                          128,
+                          128,
+                          pack_rows,
+                          pack_rows,
+                          pack_rows,
+                          pack_columns,
+                          multiply<false>,
+                          multiply<true>,
+                          softmax,
+                          softmax_grad,
+                          store_rows,
+                          store_transposed,
+                          nullptr,
+                          nullptr};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera::cpu

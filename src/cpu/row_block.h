@@ -9,18 +9,16 @@
 
 namespace tessera::cpu {
 
-constexpr std::int64_t kKeyTile = 128;  // rows of a forward score tile: 64 x 128 floats, with Q, stay in L1
-
 // K as lhs and V as transposed lhs, one tile of keys.
 struct KeyTile {
-  const char* k;  // lhs [Dqk / line][kKeyTile][line]
+  const char* k;  // lhs [Dqk / line][keys][line]
   const char* v;  // transposed lhs of [keys][Dv]
 
   static std::int64_t k_bytes(const TileOps& ops, const AttentionProblem& p) {
-    return kKeyTile * round_up(p.dim_qk, kPad) * static_cast<std::int64_t>(ops.elem);
+    return ops.forward_keys * round_up(p.dim_qk, kPad) * static_cast<std::int64_t>(ops.elem);
   }
   static std::int64_t v_bytes(const TileOps& ops, const AttentionProblem& p) {
-    return kKeyTile * round_up(p.dim_v, kPad) * static_cast<std::int64_t>(ops.elem);
+    return ops.forward_keys * round_up(p.dim_v, kPad) * static_cast<std::int64_t>(ops.elem);
   }
 };
 
@@ -45,13 +43,14 @@ struct RowState {
 
 // A tile's scratch.
 struct ScoreScratch {
-  float* scores;  // result form [kQueryBlock / W][kKeyTile][W]
+  float* scores;  // result form [kQueryBlock / W][keys][W]
   void* probs;    // rhs form
 
   static ScoreScratch cut(Arena& arena, const TileOps& ops) {
-    float* scores = arena.take<float>(kQueryBlock * kKeyTile);
-    void* probs =
-        ops.elem == sizeof(float) ? scores : static_cast<void*>(arena.take<std::uint16_t>(kQueryBlock * kKeyTile));
+    float* scores = arena.take<float>(kQueryBlock * ops.forward_keys);
+    void* probs = ops.elem == sizeof(float)
+                      ? scores
+                      : static_cast<void*>(arena.take<std::uint16_t>(kQueryBlock * ops.forward_keys));
     return {scores, probs};
   }
 };
@@ -67,27 +66,33 @@ inline float headroom(std::int64_t keys) {
 inline void attend(const TileOps& ops, const AttentionProblem& p, Columns& columns, const KeyTile& tile,
                    std::int64_t key, std::int64_t rows, float shift, const void* q, const ScoreScratch& scratch,
                    const RowState& state) {
-  const std::int64_t w = ops.width;
+  const std::int64_t w = ops.width, elem = static_cast<std::int64_t>(ops.elem);
   const std::int64_t dim_qk = round_up(p.dim_qk, kPad), dim_v = round_up(p.dim_v, kPad);
   const int panels = static_cast<int>(round_up(columns.count, w) / w);
-  ops.multiply(tile.k, kKeyTile * ops.line, q, dim_qk * w, scratch.scores, kKeyTile * w, rows, panels, p.dim_qk, false);
-  SoftmaxTile softmax;
-  softmax.map = columns.map(p, key, rows);
-  softmax.panels = panels;
-  softmax.rows = static_cast<int>(rows);
-  softmax.shift = shift;
-  softmax.scores = scratch.scores;
-  softmax.score_stride = kKeyTile;
-  softmax.probs = scratch.probs;
-  softmax.prob_stride = kKeyTile;
-  softmax.row_max = state.row_max;
-  softmax.row_sum = state.row_sum;
-  softmax.accumulator = state.accumulator;
-  softmax.acc_stride = dim_v;
-  softmax.acc_rows = p.dim_v;
-  ops.softmax(softmax);
-  ops.multiply_t(tile.v, transposed_stride(ops, kKeyTile, p.dim_v), scratch.probs, kKeyTile * w, state.accumulator,
-                 dim_v * w, p.dim_v, panels, rows, true);
+  const ScoreMap map = columns.map(p, key, rows);
+  for (int panel = 0; panel < panels; panel += ops.forward_panels) {
+    const int now = std::min(panels - panel, ops.forward_panels);
+    float* accumulator = state.accumulator + panel * dim_v * w;
+    ops.multiply(tile.k, ops.forward_keys * ops.line, static_cast<const char*>(q) + panel * dim_qk * w * elem,
+                 dim_qk * w, scratch.scores, ops.forward_keys * w, rows, now, p.dim_qk, false);
+    SoftmaxTile softmax;
+    softmax.map = from_panel(map, panel * w);
+    softmax.panels = now;
+    softmax.rows = static_cast<int>(rows);
+    softmax.shift = shift;
+    softmax.scores = scratch.scores;
+    softmax.score_stride = ops.forward_keys;
+    softmax.probs = scratch.probs;
+    softmax.prob_stride = ops.forward_keys;
+    softmax.row_max = state.row_max + panel * w;
+    softmax.row_sum = state.row_sum + panel * w;
+    softmax.accumulator = accumulator;
+    softmax.acc_stride = dim_v;
+    softmax.acc_rows = p.dim_v;
+    ops.softmax(softmax);
+    ops.multiply_t(tile.v, transposed_stride(ops, ops.forward_keys, p.dim_v), scratch.probs, ops.forward_keys * w,
+                   accumulator, dim_v * w, p.dim_v, now, rows, true);
+  }
 }
 
 // 1 / sum, 0 for a row that saw no key.

@@ -33,6 +33,18 @@ struct ScoreMap {
   const std::int32_t* ends;
 };
 
+inline ScoreMap from_panel(ScoreMap map, std::int64_t first_column) {
+  if (map.slopes != nullptr) {
+    map.slopes += first_column;
+    map.origins += first_column;
+  }
+  if (map.begins != nullptr) {
+    map.begins += first_column;
+    map.ends += first_column;
+  }
+  return map;
+}
+
 // Forward: scores of a tile become probabilities relative to the running max, with the accumulator rescaled to it.
 struct SoftmaxTile {
   ScoreMap map;
@@ -84,6 +96,14 @@ struct TileOps {
   int width;         // W
   int line;          // of lhs
   std::size_t elem;  // bytes of an operand's element
+
+  // Panels of a score tile that are best taken from the product through the softmax together: all of them where the
+  // product works on several at once, as few as possible where it does not, so that scores stay in L1.
+  int forward_panels;
+  int backward_panels;
+  // Keys in a score tile, multiples of kPad.
+  std::int64_t forward_keys;
+  std::int64_t backward_keys;
 
   // Packs source[rows][cols]. `capacity` is the number of lines in a panel of dst, a multiple of kPad; the rest of the
   // last line and, where the product reads them (bf16), the lines up to a multiple of kPad are zeroed. The transposed
