@@ -63,11 +63,11 @@ format-check: setup
 	@clang-format --dry-run --Werror $(SOURCES) && echo 'format: $(words $(SOURCES)) files'
 
 lint: build
-	@$(MAKE) --no-print-directory -j $(JOBS) $(LINTED:%=$(BUILD)/lint/%.ok) && echo 'lint: $(words $(LINTED)) files'
+	@$(MAKE) --no-print-directory -k -j $(JOBS) $(LINTED:%=$(BUILD)/lint/%.ok) && echo 'lint: $(words $(LINTED)) files'
 
 $(BUILD)/lint/%.ok: % .clang-tidy
 	@mkdir -p $(@D)
-	@clang-tidy --quiet -p $(BUILD) $< 2> $@.log || { cat $@.log; exit 1; }
+	@clang-tidy --quiet -p $(BUILD) $< > $@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
 
 bench-cpu: build

@@ -10,6 +10,7 @@
 #include "api/error.h"
 #include "api/tensor.h"
 #include "cpu/attention.h"
+#include "cuda/device.h"
 #include "select/attention.h"
 #include "select/device.h"
 #include "tessera/tessera.h"
@@ -46,7 +47,14 @@ std::int32_t threads_in_use() {
 
 Result<Device> device_at(tessera_device place) {
   if (place.type == TESSERA_CPU) return tessera::select::cpu_device(threads_in_use());
-  return Status(TESSERA_NO_DEVICE, "no CUDA device");
+  auto info = tessera::cuda::device(place.index);
+  if (!info.ok()) return info.status();
+  Device device;
+  device.kind = Device::Kind::kCuda;
+  device.name = fmt::format("cuda:{}, {}, {}", place.index, info->name, tessera::cuda::arch_of(*info));
+  device.compute = 10 * info->major + info->minor;
+  device.shared_memory_per_block = static_cast<std::size_t>(info->shared_memory_per_block_optin);
+  return device;
 }
 
 enum class Explained : bool { kNo, kYes };

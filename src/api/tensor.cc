@@ -129,7 +129,7 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
       tensor.byte_offset > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max() - bytes)) {
     return invalid(fmt::format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
   }
-  if (rule.access == Access::kWrite && !has_distinct_addresses(out)) {
+  if (rule.access == Access::kWrite && !empty && !has_distinct_addresses(out)) {
     return invalid(fmt::format("{} is written, but its strides {} give several elements of {} one address", rule.name,
                                describe({out.strides.data(), static_cast<std::size_t>(out.rank)}), describe(shape)));
   }

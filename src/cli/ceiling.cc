@@ -21,9 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // Runs work(thread) on all threads at once and returns the seconds until the last is done.
 double timed(int threads, const std::function<void(int)>& work) {
@@ -156,6 +154,31 @@ double multiply_add_plain(std::int64_t rounds) {
   return kChains * 2;
 }
 
+inline __attribute__((always_inline)) std::uint64_t folded(const std::uint64_t* from, std::size_t words) {
+  std::uint64_t all = 0;
+  for (std::size_t n = 0; n < words; ++n) all ^= from[n];
+  return all;
+}
+using Fold = std::uint64_t (*)(const std::uint64_t*, std::size_t);
+std::uint64_t fold_plain(const std::uint64_t* from, std::size_t words) { return folded(from, words); }
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) std::uint64_t fold_avx2(const std::uint64_t* from, std::size_t words) {
+  return folded(from, words);
+}
+__attribute__((target("avx512f,prefer-vector-width=512"))) std::uint64_t fold_avx512(const std::uint64_t* from,
+                                                                                     std::size_t words) {
+  return folded(from, words);
+}
+#endif
+
+Fold best_fold() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return fold_avx512;
+  if (__builtin_cpu_supports("avx2")) return fold_avx2;
+#endif
+  return fold_plain;
+}
+
 void measure_memory(Ceilings& ceilings) {
   constexpr std::size_t kBytes = std::size_t{256} << 20;  // each of two; well past most last-level caches
   const std::size_t words = kBytes / sizeof(std::uint64_t);
@@ -171,17 +194,17 @@ void measure_memory(Ceilings& ceilings) {
       std::memcpy(to.get() + share(t), from.get() + share(t), (share(t + 1) - share(t)) * sizeof(std::uint64_t));
     });
     ceilings.copy_bandwidth = std::max(ceilings.copy_bandwidth, 2.0 * kBytes / copy);
-    const double read = timed(threads, [&](int t) {
-      std::uint64_t sum = 0;
-      for (std::size_t n = share(t); n < share(t + 1); ++n) sum ^= from[n];
-      volatile std::uint64_t sink = sum;
-      static_cast<void>(sink);
-    });
-    ceilings.read_bandwidth = std::max(ceilings.read_bandwidth, double{kBytes} / read);
   }
 }
 
 }  // namespace
+
+void Ceilings::keep_best_of(const Ceilings& other) {
+  for (std::size_t n = 0; n < units.size() && n < other.units.size(); ++n) {
+    units[n].flops = std::max(units[n].flops, other.units[n].flops);
+  }
+  copy_bandwidth = std::max(copy_bandwidth, other.copy_bandwidth);
+}
 
 const Unit& Ceilings::best_for_16_bit() const {
   return *std::max_element(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.flops < b.flops; });
@@ -192,21 +215,41 @@ Ceilings measure_ceilings(int threads) {
   c.threads = threads;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) {
-    c.units.push_back({"fp32 FMA, avx512", peak(fma_avx512, threads), false});
+    c.units.push_back({"fp32 FMA, avx512", peak(fma_avx512, threads)});
   } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    c.units.push_back({"fp32 FMA, avx2", peak(fma_avx2, threads), false});
+    c.units.push_back({"fp32 FMA, avx2", peak(fma_avx2, threads)});
   } else {
-    c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads), false});
+    c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads)});
   }
   if (__builtin_cpu_supports("avx512bf16")) {
-    c.units.push_back({"bf16 dot, avx512", peak(dot_bf16_avx512, threads), true});
+    c.units.push_back({"bf16 dot, avx512", peak(dot_bf16_avx512, threads)});
   }
-  if (amx_allowed()) c.units.push_back({"bf16 tiles, amx", peak(dot_bf16_amx, threads), true});
+  if (amx_allowed()) c.units.push_back({"bf16 tiles, amx", peak(dot_bf16_amx, threads)});
 #else
-  c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads), false});
+  c.units.push_back({"fp32 multiply and add", peak(multiply_add_plain, threads)});
 #endif
   measure_memory(c);
   return c;
+}
+
+double measure_read_bandwidth(int threads, std::size_t bytes) {
+  const std::size_t words = std::max<std::size_t>(bytes / sizeof(std::uint64_t), 1024);
+  const std::unique_ptr<std::uint64_t[]> from(new std::uint64_t[words]);
+  const auto share = [&](int t) { return words * static_cast<std::size_t>(t) / static_cast<std::size_t>(threads); };
+  timed(threads, [&](int t) { std::fill(from.get() + share(t), from.get() + share(t + 1), 1); });
+  const Fold fold = best_fold();
+  const int passes = static_cast<int>(std::max<std::size_t>(1, (std::size_t{64} << 20) / (words * 8)));
+  double best = 0;
+  for (int repeat = 0; repeat < 7; ++repeat) {
+    const double seconds = timed(threads, [&](int t) {
+      for (int pass = 0; pass < passes; ++pass) {
+        volatile std::uint64_t sink = fold(from.get() + share(t), share(t + 1) - share(t));
+        static_cast<void>(sink);
+      }
+    });
+    best = std::max(best, static_cast<double>(words * 8) * passes / seconds);
+  }
+  return best;
 }
 
 }  // namespace tessera::cli

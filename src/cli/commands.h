@@ -13,6 +13,9 @@ struct Command {
   Run run;
 };
 
+// A check that does not spell itself out in --help, where the option's own text says it better.
+inline CLI::Validator quiet(CLI::Validator check) { return check.description(""); }
+
 Command add_doctor(CLI::App& parent);
 Command add_verify(CLI::App& parent);
 Command add_bench(CLI::App& parent);

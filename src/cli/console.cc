@@ -106,8 +106,8 @@ void Progress::step(std::string_view doing) {
   const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   std::string left;
   if (done > 0 && spent > 2) left = fmt::format(", {:.0f} s left", spent / double(done) * double(total_ - done));
-  std::string text = fmt::format("{} [{}{}] {}/{}{}  {}", label_, std::string(full, '='), std::string(kWidth - full, ' '),
-                                 done, total_, left, doing);
+  std::string text = fmt::format("{} [{}{}] {}/{}{}  {}", label_, std::string(full, '='),
+                                 std::string(kWidth - full, ' '), done, total_, left, doing);
   if (text.size() >= terminal_width()) text.resize(terminal_width() - 1);
   fmt::print(stderr, "\r\033[K{}", text);
   std::fflush(stderr);

@@ -24,7 +24,10 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    fmt::print(stderr, "error: {}\n", e.what());
+    // CLI11 would only say that a command is missing.
+    const std::vector<std::string> unknown =
+        app.get_subcommands().empty() ? app.remaining() : std::vector<std::string>();
+    fmt::print(stderr, "error: {}\n", unknown.empty() ? e.what() : fmt::format("there is no command '{}'", unknown[0]));
     std::string command = "tessera";
     for (const CLI::App* sub : app.get_subcommands()) command += " " + sub->get_name();
     fmt::print(stderr, "`{} --help` says what is accepted.\n", command);

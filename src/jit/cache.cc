@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <cerrno>
@@ -124,12 +123,6 @@ class Reader {
   bool ok_ = true;
 };
 
-void put_checksum(Writer& writer) {
-  const XXH128_hash_t hash = XXH3_128bits(writer.view().data(), writer.view().size());
-  writer.number(hash.high64);
-  writer.number(hash.low64);
-}
-
 std::string serialize(const Key& key, const Image& image) {
   Writer w;
   w.raw(kMagic);
@@ -147,16 +140,14 @@ std::string serialize(const Key& key, const Image& image) {
   }
   w.number<std::uint8_t>(r.wgmma_serialized ? 1 : 0);
   w.number(image.compile_seconds);
-  put_checksum(w);
+  w.raw(checksum_bytes(w.view()));
   return w.take();
 }
 
 std::optional<Image> parse(const Key& key, std::string_view bytes) {
   if (bytes.size() < kMagic.size() + kChecksumBytes) return std::nullopt;
   const std::string_view body = bytes.substr(0, bytes.size() - kChecksumBytes);
-  Reader sums(bytes.substr(body.size()));
-  const XXH128_hash_t hash = XXH3_128bits(body.data(), body.size());
-  if (sums.number<std::uint64_t>() != hash.high64 || sums.number<std::uint64_t>() != hash.low64) return std::nullopt;
+  if (bytes.substr(body.size()) != checksum_bytes(body)) return std::nullopt;
 
   Reader r(body);
   if (r.raw(kMagic.size()) != kMagic || r.number<std::uint32_t>() != kCacheFormat) return std::nullopt;
@@ -258,7 +249,13 @@ std::string file_of(const Key& key) { return key.hex() + std::string(kSuffix); }
 
 }  // namespace
 
-std::string Key::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
+std::string checksum_bytes(std::string_view before) {
+  const Key hash = hash_of(before);
+  Writer w;
+  w.number(hash.high);
+  w.number(hash.low);
+  return w.take();
+}
 
 DiskCache DiskCache::from_environment() {
   const auto value = [](const char* name) {

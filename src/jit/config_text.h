@@ -12,7 +12,9 @@
 namespace tessera::jit {
 
 inline std::string literal(DType dtype) {
-  return dtype == DType::kFloat32 ? "DType::kFloat32" : dtype == DType::kFloat16 ? "DType::kFloat16" : "DType::kBFloat16";
+  return dtype == DType::kFloat32   ? "DType::kFloat32"
+         : dtype == DType::kFloat16 ? "DType::kFloat16"
+                                    : "DType::kBFloat16";
 }
 inline std::string literal(bool value) { return value ? "true" : "false"; }
 inline std::string literal(int value) { return fmt::format("{}", value); }

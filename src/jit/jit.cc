@@ -1,7 +1,6 @@
 #include "jit/jit.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,10 +17,7 @@ namespace {
 class KeyText {
  public:
   void add(const std::string& field) { text_ += fmt::format("{}:{};", field.size(), field); }
-  Key key() const {
-    const XXH128_hash_t hash = XXH3_128bits(text_.data(), text_.size());
-    return {hash.high64, hash.low64};
-  }
+  Key key() const { return hash_of(text_); }
 
  private:
   std::string text_;
@@ -69,7 +65,8 @@ std::string program_text(const KernelInstance& instance) {
                                                      : fmt::format("{}", instance.threads);
   return fmt::format(
       "#include \"{}\"\nusing namespace tessera;\n"
-      "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {} params) {{ {}<{}>(params); }}\n",
+      "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {} params) {{ {}<{}>(params); "
+      "}}\n",
       instance.header, bounds, kEntryPoint, instance.params, instance.entry, instance.config);
 }
 

@@ -62,9 +62,8 @@ std::vector<std::string> expand(const std::string& pattern) {
   std::vector<std::string> paths;
   if (glob(pattern.c_str(), 0, nullptr, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
-  std::sort(paths.begin(), paths.end(), [](const std::string& a, const std::string& b) {
-    return strverscmp(a.c_str(), b.c_str()) > 0;
-  });
+  std::sort(paths.begin(), paths.end(),
+            [](const std::string& a, const std::string& b) { return strverscmp(a.c_str(), b.c_str()) > 0; });
   return paths;
 }
 
@@ -138,8 +137,10 @@ Result<std::unique_ptr<Nvrtc>> open(const NvrtcPlace& place) {
   if (library == nullptr) return Status(TESSERA_COMPILE_FAILED, dlerror());
   auto nvrtc = std::make_unique<Nvrtc>();
   const bool complete =
-      resolve(library, "nvrtcVersion", nvrtc->version) && resolve(library, "nvrtcGetErrorString", nvrtc->error_string) &&
-      resolve(library, "nvrtcCreateProgram", nvrtc->create) && resolve(library, "nvrtcDestroyProgram", nvrtc->destroy) &&
+      resolve(library, "nvrtcVersion", nvrtc->version) &&
+      resolve(library, "nvrtcGetErrorString", nvrtc->error_string) &&
+      resolve(library, "nvrtcCreateProgram", nvrtc->create) &&
+      resolve(library, "nvrtcDestroyProgram", nvrtc->destroy) &&
       resolve(library, "nvrtcCompileProgram", nvrtc->compile) &&
       resolve(library, "nvrtcGetProgramLogSize", nvrtc->log_size) &&
       resolve(library, "nvrtcGetProgramLog", nvrtc->log) && resolve(library, "nvrtcGetCUBINSize", nvrtc->cubin_size) &&
@@ -183,10 +184,11 @@ Result<const Nvrtc*> nvrtc() {
     }
     tried += fmt::format("\n  {} ({}): {}", place.path, place.reason, opened.status().message());
   }
-  return Status(TESSERA_COMPILE_FAILED,
-                "NVRTC, which compiles the kernels, was not found. Install the Python package nvidia-cuda-nvrtc or a CUDA "
-                "toolkit, or set TESSERA_NVRTC to libnvrtc.so or its folder. Looked at:" +
-                    tried);
+  return Status(
+      TESSERA_COMPILE_FAILED,
+      "NVRTC, which compiles the kernels, was not found. Install the Python package nvidia-cuda-nvrtc or a CUDA "
+      "toolkit, or set TESSERA_NVRTC to libnvrtc.so or its folder. Looked at:" +
+          tried);
 }
 
 struct ProgramOwner {
@@ -237,7 +239,8 @@ std::vector<NvrtcPlace> nvrtc_places() {
     if (is_folder(folder + "/nvidia")) list.add_site_packages(folder, "wheel beside the library");
   }
   for (const std::string& path : {program, library}) {
-    if (!path.empty()) list.add_prefix(parent(parent(path)) + "/venv", "wheel in the venv beside the program or library");
+    if (!path.empty())
+      list.add_prefix(parent(parent(path)) + "/venv", "wheel in the venv beside the program or library");
   }
   for (const char* name : kNames) list.add_loader(name);
   return list.take();

@@ -2,22 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+
+#include "contract/arch.h"
+
 namespace tessera::select {
-namespace {
-
-struct Arch {
-  const char* name;
-  int compute;
-  std::size_t shared_memory_per_block;
-};
-
-constexpr std::size_t kKiB = 1024;
-constexpr Arch kArchs[] = {
-    {"sm_75", 75, 64 * kKiB}, {"sm_80", 80, 163 * kKiB}, {"sm_86", 86, 99 * kKiB},
-    {"sm_89", 89, 99 * kKiB}, {"sm_90", 90, 227 * kKiB}, {"sm_90a", 90, 227 * kKiB},
-};
-
-}  // namespace
 
 Device cpu_device(int threads) {
   Device device;
@@ -28,17 +17,24 @@ Device cpu_device(int threads) {
 }
 
 Result<Device> cuda_device(std::string_view arch) {
-  for (const Arch& known : kArchs) {
-    if (arch != known.name) continue;
-    Device device;
-    device.kind = Device::Kind::kCuda;
-    device.name = known.name;
-    device.compute = known.compute;
-    device.shared_memory_per_block = known.shared_memory_per_block;
-    return device;
+  int compute = 0;
+  const auto number = arch.starts_with("sm_") ? arch.substr(3) : std::string_view();
+  const auto digits = number.ends_with('a') ? number.substr(0, number.size() - 1) : number;
+  std::from_chars(digits.data(), digits.data() + digits.size(), compute);
+  const ArchLimits limits = limits_of(compute);
+  // The letter stands for instructions that this architecture alone has; only sm_90 is known with it.
+  const bool known = limits.arch != 0 && arch == fmt::format("sm_{}{}", compute, number == digits ? "" : "a") &&
+                     (number == digits || compute == 90);
+  if (!known) {
+    return Status(TESSERA_INVALID_ARGUMENT,
+                  fmt::format("arch is '{}'; cpu, sm_75, sm_80, sm_86, sm_89, sm_90 and sm_90a are known", arch));
   }
-  return Status(TESSERA_INVALID_ARGUMENT,
-                fmt::format("arch is '{}'; cpu, sm_75, sm_80, sm_86, sm_89, sm_90 and sm_90a are known", arch));
+  Device device;
+  device.kind = Device::Kind::kCuda;
+  device.name = arch;
+  device.compute = compute;
+  device.shared_memory_per_block = static_cast<std::size_t>(limits.shared_memory_per_block);
+  return device;
 }
 
 }  // namespace tessera::select

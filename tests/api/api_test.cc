@@ -249,7 +249,17 @@ TEST(Explain, answers_for_devices_that_are_not_present_and_looks_at_no_data) {
     EXPECT_NE(text.find("attention_forward fp32"), std::string::npos) << text;
     EXPECT_NE(text.find("cpu_attention"), std::string::npos) << text;
   }
-  EXPECT_EQ(tessera_attention_explain(call.op, &call.args, "sm_13", nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+  for (const char* unknown : {"sm_13", "sm_75a", "sm_", "sm_90b", "90", "", "sm_080"}) {
+    EXPECT_EQ(tessera_attention_explain(call.op, &call.args, unknown, nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+  }
+}
+
+TEST(Cuda, tensors_on_a_device_that_is_not_there_are_refused_with_the_reason) {
+  Call call = forward_call();
+  for (auto& [name, tensor] : call.tensors) tensor.view.device = {TESSERA_CUDA, 77};
+  EXPECT_EQ(call.run(), TESSERA_NO_DEVICE);
+  EXPECT_STRNE(tessera_last_error(), "");
+  EXPECT_TRUE(call.outputs_untouched());
 }
 
 TEST(Explain, never_writes_past_the_buffer_and_always_terminates) {

@@ -96,7 +96,7 @@ struct Call {
 
   tessera_status run() {
     // Scratch for the largest problem these tests pose; a test that is about the workspace asks for its size itself.
-    std::vector<std::uint8_t> scratch(64u << 20);
+    static std::vector<std::uint8_t> scratch(64u << 20);
     return tessera_attention_run(op, &args, scratch.data(), scratch.size(), nullptr);
   }
 };

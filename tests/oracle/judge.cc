@@ -36,6 +36,14 @@ double round_to(DType dtype, double value) {
   if (dtype == DType::kFloat32) return static_cast<float>(value);
   if (!std::isfinite(value) || value == 0) return value;
   const Format f = format_of(dtype);
+  if (std::abs(value) >= std::ldexp(1.0, f.quantum + f.significand) &&
+      std::abs(value) < std::ldexp(1.0, f.max_exponent - 1)) {
+    // Far from both ends of the range: drop the low bits of the fp64 pattern; a carry into the exponent is right.
+    const int dropped = 53 - f.significand;
+    auto bits = std::bit_cast<std::uint64_t>(value);
+    bits += (std::uint64_t{1} << (dropped - 1)) - 1 + ((bits >> dropped) & 1);
+    return std::bit_cast<double>(bits >> dropped << dropped);
+  }
   int exponent = 0;
   std::frexp(value, &exponent);  // |value| in [2^(exponent-1), 2^exponent)
   const int quantum = std::max(exponent - f.significand, f.quantum);
@@ -58,14 +66,14 @@ std::uint16_t to_bits16(DType dtype, double value) {
   const double x = std::abs(round_to(dtype, value));
   if (std::isinf(x)) return static_cast<std::uint16_t>(sign | infinity);
   if (x == 0) return sign;
-  int exponent = 0;
-  std::frexp(x, &exponent);
-  const int biased = std::max(exponent - 1 + f.exponent_bias, 0);  // 0: subnormal
-  const int quantum = biased == 0 ? f.quantum : exponent - f.significand;
-  const auto fraction = static_cast<std::uint32_t>(std::ldexp(x, -quantum));
-  const std::uint32_t hidden = biased == 0 ? 0U : 1U << f.fraction_bits;
-  return static_cast<std::uint16_t>(sign |
-                                    ((static_cast<std::uint32_t>(biased) << f.fraction_bits) + (fraction - hidden)));
+  if (x < std::ldexp(1.0, f.quantum + f.significand - 1)) {  // subnormal: a multiple of the quantum
+    return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(std::ldexp(x, -f.quantum)));
+  }
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  const auto exponent = static_cast<int>(bits >> 52) - 1023;
+  const auto fraction = static_cast<std::uint32_t>(bits >> (52 - f.fraction_bits)) & ((1U << f.fraction_bits) - 1);
+  return static_cast<std::uint16_t>(sign | (static_cast<std::uint32_t>(exponent + f.exponent_bias) << f.fraction_bits) |
+                                    fraction);
 }
 
 double from_bits16(DType dtype, std::uint16_t bits) {

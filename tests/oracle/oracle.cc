@@ -52,6 +52,14 @@ Real dot(const Real* a, const Real* b, std::int64_t n) {
   return sum;
 }
 
+// The size of the terms of a dot product: what rounding errors are relative to, however small the sum turns out.
+template <class Real>
+double terms_of(const Real* a, const Real* b, std::int64_t n) {
+  double sum = 0;
+  for (std::int64_t d = 0; d < n; ++d) sum += std::abs(static_cast<double>(a[d]) * static_cast<double>(b[d]));
+  return sum;
+}
+
 template <class Real>
 double largest(const std::vector<Real>& values) {
   double most = 0;
@@ -72,7 +80,7 @@ struct Attention {
   std::vector<Real> dk, dv;  // sums over the heads of a group
   double largest_q = 0, largest_k = 0, largest_v = 0, largest_do = 0;
 
-  // Per key head of the batch, so that threads share nothing; the largest is kept at the end.
+  // For the oracle only. Per key head of the batch, so that threads share nothing; the largest is kept at the end.
   struct Terms {
     double lse = 0, dq = 0, dk = 0, dv = 0;
   };
@@ -147,7 +155,7 @@ struct Attention {
     for (std::size_t x = 0; x < n; ++x) {
       const Real* k_row = k.data() + key_offset(in, in.k, s, keys[x], head_kv);
       score[x] = scale * dot(q_row, k_row, p.dim_qk);
-      most.lse = std::max(most.lse, std::abs(static_cast<double>(score[x])));
+      if (!round) most.lse = std::max(most.lse, std::abs(p.scale) * terms_of(q_row, k_row, p.dim_qk));
       if (cap > 0) {
         const Real t = std::tanh(score[x] / cap);
         score[x] = cap * t;
@@ -182,6 +190,7 @@ struct Attention {
     const Real d_lse = p.with_dlse ? static_cast<Real>(in.d_lse.at(s.q_batch, h, s.q_row + i)) : 0;
     const Real delta = dot(do_row, o_row.data(), p.dim_v);
     std::vector<Real> dq_row(static_cast<std::size_t>(p.dim_qk), 0);
+    const double delta_terms = round ? 0 : terms_of(do_row, o_row.data(), p.dim_v);
     double ds_of_row = 0;
     for (std::size_t x = 0; x < n; ++x) {
       const std::int64_t k_at = key_offset(in, in.k, s, keys[x], head_kv);
@@ -195,8 +204,9 @@ struct Attention {
         dq_row[static_cast<std::size_t>(d)] += ds * k[static_cast<std::size_t>(k_at + d)];
         dk[static_cast<std::size_t>(k_at + d)] += ds * q_row[d];
       }
-      const double size =
-          static_cast<double>(w) * (std::abs(dp) + std::abs(delta) + std::abs(d_lse)) * std::abs(p.scale);
+      if (round) continue;
+      const double size = static_cast<double>(w) * std::abs(p.scale) *
+                          (terms_of(do_row, v.data() + v_at, p.dim_v) + delta_terms + std::abs(d_lse));
       ds_of_row += size;
       ds_of_key[static_cast<std::size_t>(keys[x])] += size;
       p_of_key[static_cast<std::size_t>(keys[x])] += w;
