@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "cpu/tile_ops.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 // After every header whose inline functions other files use too: those must stay runnable on any CPU.
@@ -368,10 +369,9 @@ constexpr TileOps table(int forward_panels, std::int64_t forward_keys, decltype(
                         void (*enter)(), void (*leave)()) {
   // A line of the lhs form is two panels of queries.
   const int backward_panels = forward_panels < 2 ? 2 : forward_panels;
-  return {kW,      kPairLine, sizeof(Bits), forward_panels, backward_panels,  forward_keys,
-          256,     pack_lhs,  pack_lhs_t,   pack_rhs,       pack_rhs_t,       product,
-          product, softmax,   softmax_grad, store_rows,     store_transposed, enter,
-          leave};
+  return {kW,           kPairLine,  sizeof(Bits),     forward_panels, backward_panels, forward_keys, 256,
+          pack_lhs,     pack_lhs_t, pack_rhs,         pack_rhs_t,     product,         product,      softmax,
+          softmax_grad, store_rows, store_transposed, stream,         widen,           enter,        leave};
 }
 
 }  // namespace

@@ -128,15 +128,15 @@ struct Columns {
     ++count;
   }
 
-  // The map for keys [key, key + rows).
-  ScoreMap map(const AttentionProblem& problem, std::int64_t key, std::int64_t rows) {
+  // The map for keys [key, key + rows), without a mask where every column sees all of them.
+  ScoreMap map(const AttentionProblem& problem, std::int64_t key, std::int64_t rows, bool always_masked = false) {
     ScoreMap map = {problem.scale * kLog2E, problem.softcap * kLog2E, nullptr, nullptr, nullptr, nullptr};
     if (sloped) {
       for (std::int64_t i = 0; i < kQueryBlock; ++i) origin[i] = static_cast<float>(position[i] - key);
       map.slopes = slope;
       map.origins = origin;
     }
-    if (latest_begin > key || earliest_end < key + rows) {
+    if (always_masked || latest_begin > key || earliest_end < key + rows) {
       for (std::int64_t i = 0; i < kQueryBlock; ++i) {
         tile_begin[i] = static_cast<std::int32_t>(std::clamp<std::int64_t>(begin[i] - key, 0, rows));
         tile_end[i] = static_cast<std::int32_t>(std::clamp<std::int64_t>(end[i] - key, 0, rows));

@@ -35,6 +35,8 @@ struct ThreadScratch {
   char* k;       // packed tile
   char* v;
   ScoreScratch tile;
+  float* wide_q;  // [kStreamRows][round_up(Dqk, kPad)]
+  float* sums;    // [kStreamRows][round_up(Dv, kPad)]
 
   static ThreadScratch cut(Arena& arena, const TileOps& ops, const AttentionProblem& p, const Dims& d) {
     ThreadScratch s;
@@ -47,6 +49,8 @@ struct ThreadScratch {
     s.k = arena.take<char>(KeyTile::k_bytes(ops, p));
     s.v = arena.take<char>(KeyTile::v_bytes(ops, p));
     s.tile = ScoreScratch::cut(arena, ops);
+    s.wide_q = arena.take<float>(kStreamRows * round_up(p.dim_qk, kPad));
+    s.sums = arena.take<float>(kStreamRows * round_up(p.dim_v, kPad));
     return s;
   }
 };
@@ -109,6 +113,64 @@ Source tile_rows(const AttentionArgs& args, const TensorView& cache, std::int64_
                 element(cache, p.dtype, page, (key + i) % p.page_size, head_kv), bytes);
   }
   return {gathered, dim, p.dtype};
+}
+
+const void* cache_row(const AttentionArgs& args, const TensorView& cache, std::int64_t b, std::int64_t head_kv,
+                      std::int64_t key) {
+  const AttentionProblem& p = args.problem;
+  if (!p.paged) return element(cache, p.dtype, b, key, head_kv);
+  const std::int64_t page = args.page_table[b * args.page_table_stride + key / p.page_size];
+  return element(cache, p.dtype, page, key % p.page_size, head_kv);
+}
+
+// A stretch for few rows: keys are read where they lie.
+void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
+                    std::int64_t head_kv, std::int64_t stretch, void* memory) {
+  const AttentionProblem& p = args.problem;
+  const Dims& dims = space.dims;
+  const std::int64_t keys = keys_in_use(args, b);
+  const std::int64_t begin = stretch * dims.stretch, end = std::min(keys, begin + dims.stretch);
+  if (begin >= end) return;
+  Arena arena(memory);
+  const ThreadScratch s = ThreadScratch::cut(arena, ops, p, dims);
+  const RowState state = space.partial(p, b, head_kv, stretch, 0);
+  state.clear(p);
+  const std::int64_t dim_v = round_up(p.dim_v, kPad), dim_qk = round_up(p.dim_qk, kPad);
+  std::fill(s.sums, s.sums + dims.rows * dim_v, 0.0f);
+  for (std::int64_t r = 0; r < dims.rows; ++r) {
+    ops.widen(source_of(args.q, p.dtype, b, r % p.seq_q, head_kv * dims.group + r / p.seq_q), 1, p.dim_qk,
+              s.wide_q + r * dim_qk);
+  }
+  Columns columns = columns_of(args, dims, b, head_kv, 0, keys);
+  const void* k_rows[kStreamKeys + kStreamAhead];
+  const void* v_rows[kStreamKeys + kStreamAhead];
+  for (std::int64_t key = begin; key < end; key += kStreamKeys) {
+    StreamTile tile;
+    tile.dtype = p.dtype;
+    tile.rows = static_cast<int>(dims.rows);
+    tile.keys = static_cast<int>(std::min<std::int64_t>(kStreamKeys, end - key));
+    if (columns.last_key <= key || columns.first_key >= key + tile.keys) continue;
+    for (int i = 0; i < tile.keys + kStreamAhead; ++i) {
+      k_rows[i] = cache_row(args, args.k, b, head_kv, std::min(key + i, end - 1));
+      v_rows[i] = cache_row(args, args.v, b, head_kv, std::min(key + i, end - 1));
+    }
+    tile.dim_qk = p.dim_qk;
+    tile.dim_v = p.dim_v;
+    tile.k = k_rows;
+    tile.v = v_rows;
+    tile.q = s.wide_q;
+    tile.map = columns.map(p, key, kStreamKeys, true);
+    tile.shift = headroom(keys);
+    tile.row_max = state.row_max;
+    tile.row_sum = state.row_sum;
+    tile.accumulator = s.sums;
+    ops.stream(tile);
+  }
+  const std::int64_t w = ops.width;
+  for (std::int64_t r = 0; r < dims.rows; ++r) {
+    float* to = state.accumulator + r / w * dim_v * w + r % w;
+    for (std::int64_t d = 0; d < p.dim_v; ++d) to[d * w] = s.sums[r * dim_v + d];
+  }
 }
 
 void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
@@ -217,8 +279,9 @@ void decode(const TileOps& ops, const AttentionArgs& args, int threads, void* me
   const std::int64_t stretches = space.dims.stretches, blocks = space.dims.blocks;
   const auto scratch = [&](int slot) { return space.threads + static_cast<std::size_t>(slot) * space.thread_bytes; };
   parallel_for(p.batch * p.heads_kv * stretches, threads, [&](std::int64_t task, int slot) {
-    run_stretch(ops, args, space, task / stretches / p.heads_kv, task / stretches % p.heads_kv, task % stretches,
-                scratch(slot));
+    const auto run = space.dims.rows <= kStreamRows ? stream_stretch : run_stretch;
+    run(ops, args, space, task / stretches / p.heads_kv, task / stretches % p.heads_kv, task % stretches,
+        scratch(slot));
   });
   parallel_for(p.batch * p.heads_kv * blocks, threads, [&](std::int64_t task, int slot) {
     Arena one(scratch(slot));

@@ -227,6 +227,8 @@ const TileOps kFp32Ops = {kW,
                           softmax_grad,
                           store_rows,
                           store_transposed,
+                          stream,
+                          widen,
                           nullptr,
                           nullptr};
 

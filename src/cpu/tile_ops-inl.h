@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/tile_ops.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #if defined(TESSERA_CPU_TILE_OPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -330,6 +331,132 @@ inline void store_transposed(const float* result, std::int64_t stride, std::int6
         }
       }
     }
+  });
+}
+
+inline void widen(const Source& source, std::int64_t rows, std::int64_t cols, float* dst) {
+  with_type(source.dtype, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    const std::int64_t width = round_up(cols, kPad);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const T* from = static_cast<const T*>(source.data) + row * source.stride;
+      for (std::int64_t col = 0; col < width; col += kW) {
+        hn::StoreU(col < cols ? load_some(from + col, cols - col) : hn::Zero(F()), F(), dst + row * width + col);
+      }
+    }
+  });
+}
+
+template <class T>
+HWY_INLINE void prefetch_row(const T* row, std::int64_t dim) {
+  for (std::int64_t col = 0; col < dim; col += 64 / static_cast<std::int64_t>(sizeof(T))) hwy::Prefetch(row + col);
+}
+
+// scores[row][key] for R rows.
+template <int R, class T>
+HWY_INLINE void stream_scores(const StreamTile& tile, std::int64_t first, float* scores) {
+  const F f;
+  const std::int64_t width = round_up(tile.dim_qk, kPad);
+  const float* q = tile.q + first * width;
+  for (std::int64_t key = 0; key < tile.keys; ++key) {
+    const T* from = static_cast<const T*>(tile.k[key]);
+    prefetch_row(static_cast<const T*>(tile.k[key + kStreamAhead]), tile.dim_qk);
+    V sum[R];
+    for (int r = 0; r < R; ++r) sum[r] = hn::Zero(f);
+    for (std::int64_t col = 0; col < tile.dim_qk; col += kW) {
+      const V k = load_some(from + col, tile.dim_qk - col);
+      for (int r = 0; r < R; ++r) sum[r] = hn::MulAdd(k, hn::LoadU(f, q + r * width + col), sum[r]);
+    }
+    for (int r = 0; r < R; ++r) scores[(first + r) * kStreamKeys + key] = hn::GetLane(hn::SumOfLanes(f, sum[r]));
+  }
+}
+
+// accumulator[row] += probabilities[row] * V for R rows, NV vectors of the head dim at a time.
+template <int R, int NV, class T>
+HWY_INLINE void stream_values(const StreamTile& tile, std::int64_t first, std::int64_t col, const float* probs) {
+  const F f;
+  const std::int64_t width = round_up(tile.dim_v, kPad);
+  float* to = tile.accumulator + first * width + col;
+  V sum[R][NV];
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < NV; ++j) sum[r][j] = hn::LoadU(f, to + r * width + j * kW);
+  }
+  for (std::int64_t key = 0; key < tile.keys; ++key) {
+    const T* from = static_cast<const T*>(tile.v[key]) + col;
+    if (col == 0) prefetch_row(static_cast<const T*>(tile.v[key + kStreamAhead]), tile.dim_v);
+    V v[NV];
+    for (int j = 0; j < NV; ++j) v[j] = load_some(from + j * kW, tile.dim_v - col - j * kW);
+    for (int r = 0; r < R; ++r) {
+      const V p = hn::Set(f, probs[(first + r) * kStreamKeys + key]);
+      for (int j = 0; j < NV; ++j) sum[r][j] = hn::MulAdd(p, v[j], sum[r][j]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < NV; ++j) hn::StoreU(sum[r][j], f, to + r * width + j * kW);
+  }
+}
+
+// One row's scores become probabilities; the lanes are keys here.
+HWY_INLINE void stream_softmax(const StreamTile& tile, std::int64_t row, float* scores) {
+  const F f;
+  const V scale = hn::Set(f, tile.map.scale);
+  const V begin = hn::Set(f, static_cast<float>(tile.map.begins[row]));
+  const V end = hn::Set(f, static_cast<float>(tile.map.ends[row]));
+  V largest = hn::Set(f, -HUGE_VALF);
+  for (std::int64_t key = 0; key < tile.keys; key += kW) {
+    const V at = hn::Iota(f, static_cast<float>(key));
+    V logit = hn::Mul(hn::LoadU(f, scores + key), scale);
+    if (tile.map.softcap > 0) {
+      const V cap = hn::Set(f, tile.map.softcap);
+      logit = hn::Mul(tanh(hn::Div(logit, cap)), cap);
+    }
+    if (tile.map.slopes != nullptr) {
+      const V distance = hn::Abs(hn::Sub(hn::Set(f, tile.map.origins[row]), at));
+      logit = hn::NegMulAdd(hn::Set(f, tile.map.slopes[row]), distance, logit);
+    }
+    logit = hn::IfThenElse(hn::And(hn::Ge(at, begin), hn::Lt(at, end)), logit, hn::Set(f, -HUGE_VALF));
+    largest = hn::Max(largest, logit);
+    hn::StoreU(logit, f, scores + key);
+  }
+  const float old_max = tile.row_max[row];
+  const float tile_max = hn::GetLane(hn::MaxOfLanes(f, largest));
+  const float new_max = tile_max > old_max ? (tile_max < kMaxLogit ? tile_max : kMaxLogit) : old_max;
+  const V base = hn::Set(f, new_max + tile.shift);
+  V sum = hn::Zero(f);
+  for (std::int64_t key = 0; key < tile.keys; key += kW) {
+    const V p = exp2(hn::Sub(hn::LoadU(f, scores + key), base));
+    sum = hn::Add(sum, p);
+    hn::StoreU(p, f, scores + key);
+  }
+  const V rescale = exp2(hn::Set(f, old_max - new_max));
+  tile.row_sum[row] = tile.row_sum[row] * hn::GetLane(rescale) + hn::GetLane(hn::SumOfLanes(f, sum));
+  tile.row_max[row] = new_max;
+  if (old_max == new_max) return;
+  const std::int64_t width = round_up(tile.dim_v, kPad);
+  float* acc = tile.accumulator + row * width;
+  for (std::int64_t col = 0; col < width; col += kW) {
+    hn::StoreU(hn::Mul(hn::LoadU(f, acc + col), rescale), f, acc + col);
+  }
+}
+
+template <int R, class T>
+HWY_INLINE void stream_rows(const StreamTile& tile, std::int64_t first, float* scores) {
+  stream_scores<R, T>(tile, first, scores);
+  for (int r = 0; r < R; ++r) stream_softmax(tile, first + r, scores + (first + r) * kStreamKeys);
+  constexpr int kBlock = kW >= 16 ? 4 : 2;
+  std::int64_t col = 0;
+  for (; col + kBlock * kW <= tile.dim_v; col += kBlock * kW) stream_values<R, kBlock, T>(tile, first, col, scores);
+  for (; col < tile.dim_v; col += kW) stream_values<R, 1, T>(tile, first, col, scores);
+}
+
+inline void stream(const StreamTile& tile) {
+  with_type(tile.dtype, [&](auto type) HWY_ATTR {
+    using T = decltype(type);
+    HWY_ALIGN float scores[kStreamRows * kStreamKeys];
+    int row = 0;
+    for (; row + 4 <= tile.rows; row += 4) stream_rows<4, T>(tile, row, scores);
+    for (; row + 2 <= tile.rows; row += 2) stream_rows<2, T>(tile, row, scores);
+    if (row < tile.rows) stream_rows<1, T>(tile, row, scores);
   });
 }
 

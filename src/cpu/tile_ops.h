@@ -80,6 +80,27 @@ struct GradTile {
   void* d_scores_rhs;    // bf16 only: rhs form [panels][stride / 2][W][2]
 };
 
+// Decode with few queries: their rows against keys where they lie, without packing. Sums run along the head dim, so the
+// vectors are full even for a single query.
+constexpr int kStreamRows = 8;   // queries, at most
+constexpr int kStreamKeys = 64;  // keys, at most
+constexpr int kStreamAhead = 8;  // pointers beyond `keys` that are there to be prefetched
+
+struct StreamTile {
+  DType dtype;
+  int rows;
+  int keys;
+  std::int64_t dim_qk, dim_v;
+  const void* const* k;  // [keys + kStreamAhead] rows of K
+  const void* const* v;  // likewise
+  const float* q;        // [rows][round_up(Dqk, kPad)], zeros behind Dqk
+  ScoreMap map;          // one column a row; begins and ends always given
+  float shift;           // as in SoftmaxTile
+  float* row_max;        // [rows]
+  float* row_sum;
+  float* accumulator;  // [rows][round_up(Dv, kPad)]
+};
+
 struct Source {
   const void* data;
   std::int64_t stride;  // elements between rows
@@ -129,6 +150,10 @@ struct TileOps {
                 const Target&);
   void (*store_t)(const float* result, std::int64_t stride, std::int64_t rows, std::int64_t cols, const float* scales,
                   const Target&);
+
+  void (*stream)(const StreamTile&);
+  // source[rows][cols] as fp32 [rows][round_up(cols, kPad)].
+  void (*widen)(const Source&, std::int64_t rows, std::int64_t cols, float* dst);
 
   // Tile registers are configured before a thread's work and released after it; null where there are none.
   void (*enter)();

@@ -203,6 +203,33 @@ TEST(CpuAttention, any_head_dim_is_served_with_every_option) {
   }
 }
 
+// Up to 8 rows of a group are streamed, more are tiled; more than 64 are several blocks.
+TEST(CpuAttention, decode_serves_any_number_of_rows_from_contiguous_and_paged_caches) {
+  for (DType dtype : kTypes) {
+    for (const auto& [queries, group] : {std::pair<int, int>{1, 1}, {1, 8}, {3, 3}, {5, 4}, {9, 8}}) {
+      for (int page : {0, 7, 16}) {
+        cases::Case c = make_case(AttentionOp::kDecode, dtype, queries, 1120, 2 * group, 2, 72, 40);
+        AttentionProblem& p = c.problem;
+        p.batch = 3;
+        p.causal = queries > 1;
+        p.alibi = page == 7;
+        p.softcap = page == 16 ? 3.0f : 0;
+        p.window_left = queries == 5 ? 300 : -1;
+        c.cache_lengths = {1111, 0, 65};
+        if (page > 0) {
+          p.paged = true;
+          p.page_size = page;
+          p.max_pages_per_seq = 1120 / page;
+          p.num_pages = 3 * p.max_pages_per_seq + 2;
+        }
+        Trial trial(c);
+        ASSERT_EQ(trial.run(3), "") << c.name << " page " << page;
+        EXPECT_EQ(trial.judge(), "") << c.name << " queries " << queries << " group " << group << " page " << page;
+      }
+    }
+  }
+}
+
 TEST(CpuAttention, results_are_bitwise_equal_from_run_to_run) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (AttentionOp op : kOps) {
