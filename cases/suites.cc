@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +6,7 @@
 #include <numeric>
 
 #include "cases/cases.h"
+#include "ops/format.h"
 
 namespace tessera::cases {
 namespace {
@@ -24,38 +24,38 @@ using Change = std::function<void(Case&)>;
 
 std::string describe(const Case& c) {
   const AttentionProblem& p = c.problem;
-  std::string text = fmt::format("{}/{}/b{}_sq{}_sk{}_h{}",
-                                 p.op == kForward    ? "fwd"
-                                 : p.op == kBackward ? "bwd"
-                                                     : "dec",
-                                 name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
-  if (p.heads_kv != p.heads_q) text += fmt::format(":{}", p.heads_kv);
-  text += fmt::format("_d{}", p.dim_qk);
-  if (p.dim_v != p.dim_qk) text += fmt::format(":{}", p.dim_v);
+  std::string text = format("{}/{}/b{}_sq{}_sk{}_h{}",
+                            p.op == kForward    ? "fwd"
+                            : p.op == kBackward ? "bwd"
+                                                : "dec",
+                            name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
+  if (p.heads_kv != p.heads_q) text += format(":{}", p.heads_kv);
+  text += format("_d{}", p.dim_qk);
+  if (p.dim_v != p.dim_qk) text += format(":{}", p.dim_v);
 
   std::vector<std::string> parts;
   const char* where = p.alignment == Alignment::kBottomRight ? "br" : "tl";
   const bool placed = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-  if (p.causal) parts.push_back(p.op == kDecode ? "causal" : fmt::format("causal_{}", where));
+  if (p.causal) parts.push_back(p.op == kDecode ? "causal" : format("causal_{}", where));
   if (placed && !p.causal && p.op != kDecode && p.seq_q != p.seq_k) parts.push_back(where);
   if (p.window_left >= 0 || p.window_right >= 0) {
-    parts.push_back(fmt::format("window{},{}", p.window_left, p.window_right));
+    parts.push_back(format("window{},{}", p.window_left, p.window_right));
   }
-  if (p.softcap > 0) parts.push_back(fmt::format("softcap{}", p.softcap));
+  if (p.softcap > 0) parts.push_back(format("softcap{}", p.softcap));
   if (p.alibi) parts.push_back(c.slopes_per_batch ? "alibi_b" : "alibi");
   if (std::abs(p.scale * std::sqrt(static_cast<float>(p.dim_qk)) - 1) > 1e-3F) {
-    parts.push_back(fmt::format("scale{:.3g}", p.scale));
+    parts.push_back(format("scale{:.3g}", p.scale));
   }
-  if (p.varlen) parts.push_back(fmt::format("varlen{}:{}", p.total_q, p.total_k));
-  if (p.paged) parts.push_back(fmt::format("page{}", p.page_size));
-  if (!c.cache_lengths.empty()) parts.push_back(fmt::format("lens{}", fmt::join(c.cache_lengths, ",")));
+  if (p.varlen) parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
+  if (p.paged) parts.push_back(format("page{}", p.page_size));
+  if (!c.cache_lengths.empty()) parts.push_back(format("lens{}", join(c.cache_lengths, ",")));
   if (p.with_dlse) parts.push_back("dlse");
   if (p.op != kBackward && !p.with_lse) parts.push_back("no_lse");
   if (p.deterministic) parts.push_back("det");
   if (c.layout == Layout::kHeadsMajor) parts.push_back("heads_major");
   if (c.layout == Layout::kPadded) parts.push_back("padded");
   if (c.distribution != Distribution::kNormal) parts.push_back(name_of(c.distribution));
-  return parts.empty() ? text : text + "/" + fmt::format("{}", fmt::join(parts, "+"));
+  return parts.empty() ? text : text + "/" + join(parts, "+");
 }
 
 Case make(AttentionOp op, DType dtype, const Shape& s, std::initializer_list<Change> changes = {}) {

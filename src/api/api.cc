@@ -1,5 +1,4 @@
 // Bodies of the C ABI: check, select, run. Nothing is decided here.
-#include <fmt/format.h>
 
 #include <atomic>
 #include <cstring>
@@ -11,11 +10,13 @@
 #include "api/tensor.h"
 #include "cpu/attention.h"
 #include "cuda/device.h"
+#include "ops/format.h"
 #include "select/attention.h"
 #include "select/device.h"
 #include "tessera/tessera.h"
 
 using tessera::AttentionProblem;
+using tessera::format;
 using tessera::Result;
 using tessera::Status;
 using tessera::api::check_attention;
@@ -51,7 +52,7 @@ Result<Device> device_at(tessera_device place) {
   if (!info.ok()) return info.status();
   Device device;
   device.kind = Device::Kind::kCuda;
-  device.name = fmt::format("cuda:{}, {}, {}", place.index, info->name, tessera::cuda::arch_of(*info));
+  device.name = format("cuda:{}, {}, {}", place.index, info->name, tessera::cuda::arch_of(*info));
   device.compute = 10 * info->major + info->minor;
   device.shared_memory_per_block = static_cast<std::size_t>(info->shared_memory_per_block_optin);
   return device;
@@ -79,10 +80,10 @@ Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explai
 
 Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes) {
   if (bytes < plan.chosen.workspace) {
-    return invalid(fmt::format("workspace_bytes is {}; {} are needed", bytes, plan.chosen.workspace));
+    return invalid(format("workspace_bytes is {}; {} are needed", bytes, plan.chosen.workspace));
   }
   if (workspace == nullptr && plan.chosen.workspace > 0) {
-    return invalid(fmt::format("workspace is null; {} bytes are needed", plan.chosen.workspace));
+    return invalid(format("workspace is null; {} bytes are needed", plan.chosen.workspace));
   }
   const auto address =
       (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
@@ -142,7 +143,7 @@ tessera_status tessera_set_num_threads(int32_t threads) {
   return guarded([&]() -> Status {
     constexpr std::int32_t kMost = 1024;
     if (threads < 0 || threads > kMost) {
-      return invalid(fmt::format("threads is {}; 1 to {} are accepted, 0 for the default", threads, kMost));
+      return invalid(format("threads is {}; 1 to {} are accepted, 0 for the default", threads, kMost));
     }
     requested_threads.store(threads, std::memory_order_relaxed);
     return {};
@@ -178,13 +179,13 @@ tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attentio
     auto checked = check_attention(op, args, Look::kEverything);
     if (!checked.ok()) return checked.status();
     if (!covers(plan->problem, checked->args.problem)) {
-      return invalid(fmt::format("args ask for {}; the plan was made for {}",
-                                 tessera::select::describe(checked->args.problem),
-                                 tessera::select::describe(plan->problem)));
+      return invalid(format("args ask for {}; the plan was made for {}",
+                            tessera::select::describe(checked->args.problem),
+                            tessera::select::describe(plan->problem)));
     }
     if (checked->device.type != plan->place.type || checked->device.index != plan->place.index) {
-      return invalid(fmt::format("args are on {}; the plan was made for {}", tessera::api::describe(checked->device),
-                                 tessera::api::describe(plan->place)));
+      return invalid(format("args are on {}; the plan was made for {}", tessera::api::describe(checked->device),
+                            tessera::api::describe(plan->place)));
     }
     return run(*plan, *checked, workspace, workspace_bytes);
   });

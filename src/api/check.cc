@@ -1,7 +1,5 @@
 #include "api/check.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <optional>
 
 #include "api/tensor.h"
+#include "ops/format.h"
 
 namespace tessera::api {
 namespace {
@@ -34,7 +33,7 @@ DType dtype_of(tessera_dtype dtype) {
 // Lengths as the caller counts them: a dim's name, and the tensor that gave it, for messages.
 Status must_match(const char* tensor, const char* dim, std::int64_t got, std::int64_t want, const char* giver) {
   if (got == want) return {};
-  return invalid(fmt::format("{} has {} = {}, but {} gives {}", tensor, dim, got, giver, want));
+  return invalid(format("{} has {} = {}, but {} gives {}", tensor, dim, got, giver, want));
 }
 
 #define TESSERA_CHECK(expression)                      \
@@ -97,16 +96,16 @@ class Checker {
   Status check_presence() {
     for (const Slot& slot : slots()) {
       if (slot.given == nullptr && (slot.needed_by & on(op_)) != 0) {
-        return invalid(fmt::format("{} is null; {} needs it", slot.name, name_of(problem_.op)));
+        return invalid(format("{} is null; {} needs it", slot.name, name_of(problem_.op)));
       }
       if (slot.given != nullptr && (slot.used_by & on(op_)) == 0) {
-        return invalid(fmt::format("{} is given, but {} does not take it", slot.name, name_of(problem_.op)));
+        return invalid(format("{} is given, but {} does not take it", slot.name, name_of(problem_.op)));
       }
     }
     if ((in_.cu_seqlens_q == nullptr) != (in_.cu_seqlens_k == nullptr)) {
-      return invalid(fmt::format("{} is null, but {} is given; packed sequences need both",
-                                 in_.cu_seqlens_q == nullptr ? "cu_seqlens_q" : "cu_seqlens_k",
-                                 in_.cu_seqlens_q == nullptr ? "cu_seqlens_k" : "cu_seqlens_q"));
+      return invalid(format("{} is null, but {} is given; packed sequences need both",
+                            in_.cu_seqlens_q == nullptr ? "cu_seqlens_q" : "cu_seqlens_k",
+                            in_.cu_seqlens_q == nullptr ? "cu_seqlens_k" : "cu_seqlens_q"));
     }
     problem_.varlen = in_.cu_seqlens_q != nullptr;
     problem_.paged = in_.page_table != nullptr;
@@ -119,15 +118,15 @@ class Checker {
   Status check_device() {
     const tessera_device device = in_.q->device;
     if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {
-      return invalid(fmt::format("q is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU,
-                                 +TESSERA_CUDA));
+      return invalid(
+          format("q is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU, +TESSERA_CUDA));
     }
-    if (device.index < 0) return invalid(fmt::format("q is on device index {}; it must not be negative", device.index));
+    if (device.index < 0) return invalid(format("q is on device index {}; it must not be negative", device.index));
     for (const Slot& slot : slots()) {
       if (slot.given == nullptr) continue;
       const tessera_device other = slot.given->device;
       if (other.type != device.type || (device.type == TESSERA_CUDA && other.index != device.index)) {
-        return invalid(fmt::format("{} is on {}, but q is on {}", slot.name, describe(other), describe(device)));
+        return invalid(format("{} is on {}, but q is on {}", slot.name, describe(other), describe(device)));
       }
     }
     out_.device = device;
@@ -150,8 +149,8 @@ class Checker {
       if (!checked.ok()) return checked.status();
       *slot.checked = *checked;
       if (slot.element == Element::kFloating && dtype_of(checked->dtype) != dtype_of(q_->dtype)) {
-        return invalid(fmt::format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked->dtype),
-                                   describe(q_->dtype)));
+        return invalid(format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked->dtype),
+                              describe(q_->dtype)));
       }
     }
     problem_.dtype = dtype_of(q_->dtype);
@@ -193,7 +192,7 @@ class Checker {
     TESSERA_CHECK(must_match("k", "head dim", k.dim, q.dim, "q"));
     TESSERA_CHECK(match_activation("v", v_, {k.batch, k.seq, k.heads, v.dim}, "k"));
     if (q.heads % k.heads != 0) {
-      return invalid(fmt::format("q has {} heads and k has {}; q's must be a multiple of k's", q.heads, k.heads));
+      return invalid(format("q has {} heads and k has {}; q's must be a multiple of k's", q.heads, k.heads));
     }
 
     if (p.varlen) {
@@ -214,8 +213,8 @@ class Checker {
       p.max_pages_per_seq = page_table_->shape[1];
       if (p.page_size < 1) return invalid("k has page size 0; at least 1 is accepted");
       if (__builtin_mul_overflow(p.max_pages_per_seq, p.page_size, &p.seq_k)) {
-        return invalid(fmt::format("page_table has {} pages of {} keys a sequence, beyond 64-bit lengths",
-                                   p.max_pages_per_seq, p.page_size));
+        return invalid(format("page_table has {} pages of {} keys a sequence, beyond 64-bit lengths",
+                              p.max_pages_per_seq, p.page_size));
       }
     } else if (!p.varlen) {
       TESSERA_CHECK(must_match("k", "batch", k.batch, q.batch, "q"));
@@ -253,24 +252,24 @@ class Checker {
   Status check_options() {
     AttentionProblem& p = problem_;
     if (!std::isfinite(in_.scale)) {
-      return invalid(fmt::format("scale is {}; a finite number is accepted, 0 for 1 / sqrt(head dim)", in_.scale));
+      return invalid(format("scale is {}; a finite number is accepted, 0 for 1 / sqrt(head dim)", in_.scale));
     }
     p.scale = in_.scale != 0 ? in_.scale : 1.0f / std::sqrt(static_cast<float>(p.dim_qk));
     if (!std::isfinite(in_.softcap) || in_.softcap < 0) {
-      return invalid(fmt::format("softcap is {}; a finite number above 0 is accepted, 0 for none", in_.softcap));
+      return invalid(format("softcap is {}; a finite number above 0 is accepted, 0 for none", in_.softcap));
     }
     p.softcap = in_.softcap;
     if ((in_.flags & ~kKnownFlags) != 0) {
-      return invalid(fmt::format("flags has unknown bits {:#x}; TESSERA_CAUSAL and TESSERA_DETERMINISTIC are known",
-                                 in_.flags & ~kKnownFlags));
+      return invalid(format("flags has unknown bits {:#x}; TESSERA_CAUSAL and TESSERA_DETERMINISTIC are known",
+                            in_.flags & ~kKnownFlags));
     }
     p.causal = (in_.flags & TESSERA_CAUSAL) != 0;
     p.deterministic = (in_.flags & TESSERA_DETERMINISTIC) != 0;
     if (in_.window_left < -1) {
-      return invalid(fmt::format("window_left is {}; 0 and above are accepted, -1 for no bound", in_.window_left));
+      return invalid(format("window_left is {}; 0 and above are accepted, -1 for no bound", in_.window_left));
     }
     if (in_.window_right < -1) {
-      return invalid(fmt::format("window_right is {}; 0 and above are accepted, -1 for no bound", in_.window_right));
+      return invalid(format("window_right is {}; 0 and above are accepted, -1 for no bound", in_.window_right));
     }
     p.window_left = in_.window_left;
     p.window_right = in_.window_right;
@@ -288,39 +287,39 @@ class Checker {
     }
     if (in_.max_seqlen_q != 0 || in_.max_seqlen_k != 0) {
       return invalid(
-          fmt::format("max_seqlen_q and max_seqlen_k are {} and {}; they are for packed sequences, with "
-                      "cu_seqlens_q and cu_seqlens_k",
-                      in_.max_seqlen_q, in_.max_seqlen_k));
+          format("max_seqlen_q and max_seqlen_k are {} and {}; they are for packed sequences, with "
+                 "cu_seqlens_q and cu_seqlens_k",
+                 in_.max_seqlen_q, in_.max_seqlen_k));
     }
     return can_read_host_data() ? check_cache() : Status();
   }
 
   Status check_cu_seqlens(const char* name, const CheckedTensor& tensor, const char* rows_of, std::int64_t rows,
                           const char* max_name, std::int64_t given_max, std::int64_t* max_length) {
-    if (given_max < 0) return invalid(fmt::format("{} is {}; it must not be negative", max_name, given_max));
+    if (given_max < 0) return invalid(format("{} is {}; it must not be negative", max_name, given_max));
     *max_length = given_max;
     if (!can_read_host_data()) {
       if (given_max == 0 && look_ == Look::kEverything && rows > 0) {
-        return invalid(fmt::format("{} is 0; it is needed where {} is on a GPU", max_name, name));
+        return invalid(format("{} is 0; it is needed where {} is on a GPU", max_name, name));
       }
       if (given_max == 0) *max_length = rows;
       return {};
     }
     const auto* cu = static_cast<const std::int32_t*>(tensor.data);
-    if (cu[0] != 0) return invalid(fmt::format("{}[0] is {}; it must be 0", name, cu[0]));
+    if (cu[0] != 0) return invalid(format("{}[0] is {}; it must be 0", name, cu[0]));
     std::int64_t longest = 0;
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
       if (cu[b + 1] < cu[b]) {
         return invalid(
-            fmt::format("{}[{}] is {}, below {}[{}] = {}; it must never fall", name, b + 1, cu[b + 1], name, b, cu[b]));
+            format("{}[{}] is {}, below {}[{}] = {}; it must never fall", name, b + 1, cu[b + 1], name, b, cu[b]));
       }
       longest = std::max<std::int64_t>(longest, cu[b + 1] - cu[b]);
     }
     if (cu[problem_.batch] > rows) {
-      return invalid(fmt::format("{} ends at {}, past the {} rows of {}", name, cu[problem_.batch], rows, rows_of));
+      return invalid(format("{} ends at {}, past the {} rows of {}", name, cu[problem_.batch], rows, rows_of));
     }
     if (given_max != 0 && longest > given_max) {
-      return invalid(fmt::format("{} is {}, but {} has a sequence of {}", max_name, given_max, name, longest));
+      return invalid(format("{} is {}, but {} has a sequence of {}", max_name, given_max, name, longest));
     }
     if (given_max == 0) *max_length = longest;
     return {};
@@ -334,7 +333,7 @@ class Checker {
         length = static_cast<const std::int32_t*>(cache_seqlens_->data)[b];
         if (length < 0 || length > p.seq_k) {
           return invalid(
-              fmt::format("cache_seqlens[{}] is {}; 0 to {}, what the cache holds, is accepted", b, length, p.seq_k));
+              format("cache_seqlens[{}] is {}; 0 to {}, what the cache holds, is accepted", b, length, p.seq_k));
         }
       }
       if (!p.paged) continue;
@@ -342,7 +341,7 @@ class Checker {
       for (std::int64_t page = 0; page * p.page_size < length; ++page) {
         if (pages[page] < 0 || pages[page] >= p.num_pages) {
           return invalid(
-              fmt::format("page_table[{}, {}] is {}; 0 to {} is accepted", b, page, pages[page], p.num_pages - 1));
+              format("page_table[{}, {}] is {}; 0 to {} is accepted", b, page, pages[page], p.num_pages - 1));
         }
       }
     }
@@ -357,8 +356,8 @@ class Checker {
       case TESSERA_ALIGN_BOTTOM_RIGHT:
         break;
       default:
-        return invalid(fmt::format("alignment is {}; TESSERA_ALIGN_TOP_LEFT and TESSERA_ALIGN_BOTTOM_RIGHT are known",
-                                   static_cast<int>(in_.alignment)));
+        return invalid(format("alignment is {}; TESSERA_ALIGN_TOP_LEFT and TESSERA_ALIGN_BOTTOM_RIGHT are known",
+                              static_cast<int>(in_.alignment)));
     }
     if (p.op == AttentionOp::kDecode) {
       if (in_.alignment == TESSERA_ALIGN_TOP_LEFT) {
@@ -370,13 +369,13 @@ class Checker {
     const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
     if (by_position && in_.alignment == TESSERA_ALIGN_UNSPECIFIED && !lengths_agree()) {
       return invalid(
-          fmt::format("alignment is unspecified, but {} needs one where queries and keys differ in number ({}): "
-                      "TESSERA_ALIGN_TOP_LEFT or TESSERA_ALIGN_BOTTOM_RIGHT",
-                      p.causal  ? "causal"
-                      : p.alibi ? "alibi_slopes"
-                                : "a window",
-                      p.varlen ? std::string("cu_seqlens_q and cu_seqlens_k are not the same")
-                               : fmt::format("Sq = {}, Sk = {}", p.seq_q, p.seq_k)));
+          format("alignment is unspecified, but {} needs one where queries and keys differ in number ({}): "
+                 "TESSERA_ALIGN_TOP_LEFT or TESSERA_ALIGN_BOTTOM_RIGHT",
+                 p.causal  ? "causal"
+                 : p.alibi ? "alibi_slopes"
+                           : "a window",
+                 p.varlen ? std::string("cu_seqlens_q and cu_seqlens_k are not the same")
+                          : format("Sq = {}, Sk = {}", p.seq_q, p.seq_k)));
     }
     const bool bottom_right = by_position && in_.alignment == TESSERA_ALIGN_BOTTOM_RIGHT;
     p.alignment = bottom_right ? Alignment::kBottomRight : Alignment::kTopLeft;
@@ -460,12 +459,12 @@ class Checker {
 Result<CheckedAttention> check_attention(tessera_attention_op op, const tessera_attention* args, Look look) {
   if (op != TESSERA_ATTENTION_FORWARD && op != TESSERA_ATTENTION_BACKWARD && op != TESSERA_ATTENTION_DECODE) {
     return invalid(
-        fmt::format("op is {}; TESSERA_ATTENTION_FORWARD, _BACKWARD and _DECODE are known", static_cast<int>(op)));
+        format("op is {}; TESSERA_ATTENTION_FORWARD, _BACKWARD and _DECODE are known", static_cast<int>(op)));
   }
   if (args == nullptr) return invalid("args is null");
   if (args->struct_size != sizeof(tessera_attention)) {
-    return invalid(fmt::format("args.struct_size is {}; this library knows {} (set up with TESSERA_ATTENTION_INIT)",
-                               args->struct_size, sizeof(tessera_attention)));
+    return invalid(format("args.struct_size is {}; this library knows {} (set up with TESSERA_ATTENTION_INIT)",
+                          args->struct_size, sizeof(tessera_attention)));
   }
   return Checker(op, *args, look).run();
 }

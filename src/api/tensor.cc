@@ -1,11 +1,10 @@
 #include "api/tensor.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <limits>
 #include <vector>
+
+#include "ops/format.h"
 
 namespace tessera::api {
 namespace {
@@ -65,31 +64,30 @@ std::string describe(tessera_dtype dtype) {
                      : dtype.code == TESSERA_FLOAT  ? "float"
                      : dtype.code == TESSERA_BFLOAT ? "bfloat"
                                                     : "type code ";
-  std::string text = fmt::format(
-      "{}{}", kind,
-      kind[0] == 't' ? fmt::format("{} of {} bits", dtype.code, dtype.bits) : fmt::format("{}", dtype.bits));
-  if (dtype.lanes != 1) text += fmt::format("x{}", dtype.lanes);
+  std::string text =
+      format("{}{}", kind, kind[0] == 't' ? format("{} of {} bits", dtype.code, dtype.bits) : format("{}", dtype.bits));
+  if (dtype.lanes != 1) text += format("x{}", dtype.lanes);
   return text;
 }
 
 std::string describe(tessera_device device) {
   if (device.type == TESSERA_CPU) return "cpu";
-  if (device.type == TESSERA_CUDA) return fmt::format("cuda:{}", device.index);
-  return fmt::format("device type {}", device.type);
+  if (device.type == TESSERA_CUDA) return format("cuda:{}", device.index);
+  return format("device type {}", device.type);
 }
 
-std::string describe(std::span<const std::int64_t> dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
+std::string describe(std::span<const std::int64_t> dims) { return format("[{}]", join(dims, ", ")); }
 
 Status invalid(std::string message) { return {TESSERA_INVALID_ARGUMENT, std::move(message)}; }
 
 Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data) {
   if (tensor.ndim < rule.min_rank || tensor.ndim > rule.max_rank) {
-    return invalid(fmt::format("{} has {} dims; {}{} accepted", rule.name, tensor.ndim, rule.min_rank,
-                               rule.min_rank == rule.max_rank ? " is" : fmt::format(" to {} are", rule.max_rank)));
+    return invalid(format("{} has {} dims; {}{} accepted", rule.name, tensor.ndim, rule.min_rank,
+                          rule.min_rank == rule.max_rank ? " is" : format(" to {} are", rule.max_rank)));
   }
-  if (tensor.shape == nullptr) return invalid(fmt::format("{}.shape is null", rule.name));
+  if (tensor.shape == nullptr) return invalid(format("{}.shape is null", rule.name));
   if (!accepts(rule.element, tensor.dtype)) {
-    return invalid(fmt::format("{} is {}; {} is accepted", rule.name, describe(tensor.dtype), accepted(rule.element)));
+    return invalid(format("{} is {}; {} is accepted", rule.name, describe(tensor.dtype), accepted(rule.element)));
   }
 
   CheckedTensor out;
@@ -98,7 +96,7 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
   const std::span<const std::int64_t> shape(tensor.shape, static_cast<std::size_t>(tensor.ndim));
   bool empty = false;
   for (int d = 0; d < out.rank; ++d) {
-    if (shape[d] < 0) return invalid(fmt::format("{} has a negative dim in {}", rule.name, describe(shape)));
+    if (shape[d] < 0) return invalid(format("{} has a negative dim in {}", rule.name, describe(shape)));
     out.shape[d] = shape[d];
     empty |= shape[d] == 0;
   }
@@ -110,36 +108,36 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
   for (int d = out.rank - 1; d >= 0; --d) {
     std::int64_t stride = tensor.strides != nullptr ? tensor.strides[d] : compact;
     if (stride < 0) {
-      return invalid(fmt::format("{} has stride {} in dim {}; strides must not be negative", rule.name, stride, d));
+      return invalid(format("{} has stride {} in dim {}; strides must not be negative", rule.name, stride, d));
     }
     if (shape[d] <= 1 || empty) stride = 0;
     if (d == out.rank - 1 && stride != 1 && shape[d] > 1 && !empty) {
-      return invalid(fmt::format("{} has stride {} in its last dim; it must be contiguous (1)", rule.name, stride));
+      return invalid(format("{} has stride {} in its last dim; it must be contiguous (1)", rule.name, stride));
     }
     out.strides[d] = stride;
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[d] - 1, 0), &reach) ||
         __builtin_add_overflow(farthest, reach, &farthest) ||
         __builtin_mul_overflow(compact, std::max<std::int64_t>(shape[d], 1), &compact)) {
-      return invalid(fmt::format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
+      return invalid(format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
     }
   }
   std::int64_t bytes = 0;
   if (__builtin_mul_overflow(farthest, element_bytes, &bytes) || __builtin_add_overflow(bytes, element_bytes, &bytes) ||
       tensor.byte_offset > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max() - bytes)) {
-    return invalid(fmt::format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
+    return invalid(format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
   }
   if (rule.access == Access::kWrite && !empty && !has_distinct_addresses(out)) {
-    return invalid(fmt::format("{} is written, but its strides {} give several elements of {} one address", rule.name,
-                               describe({out.strides.data(), static_cast<std::size_t>(out.rank)}), describe(shape)));
+    return invalid(format("{} is written, but its strides {} give several elements of {} one address", rule.name,
+                          describe({out.strides.data(), static_cast<std::size_t>(out.rank)}), describe(shape)));
   }
 
   if (look_at_data && !empty) {
-    if (tensor.data == nullptr) return invalid(fmt::format("{}.data is null", rule.name));
+    if (tensor.data == nullptr) return invalid(format("{}.data is null", rule.name));
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
     if (address % static_cast<std::uintptr_t>(element_bytes) != 0) {
-      return invalid(fmt::format("{} starts at address {:#x}, which is not a multiple of its element's {} bytes",
-                                 rule.name, address, element_bytes));
+      return invalid(format("{} starts at address {:#x}, which is not a multiple of its element's {} bytes", rule.name,
+                            address, element_bytes));
     }
     out.data = reinterpret_cast<void*>(address);
   }

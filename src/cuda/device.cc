@@ -1,9 +1,9 @@
 #include "cuda/device.h"
 
-#include <fmt/format.h>
-
 #include <map>
 #include <mutex>
+
+#include "ops/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -97,14 +97,14 @@ Result<DeviceInfo> device(int index) {
   const auto list = devices();
   if (!list.ok()) return list.status();
   if (index < 0 || index >= static_cast<int>(list->size())) {
-    return Status(TESSERA_NO_DEVICE, fmt::format("device {} is not there: this machine has {}", index, list->size()));
+    return Status(TESSERA_NO_DEVICE, format("device {} is not there: this machine has {}", index, list->size()));
   }
   return (*list)[static_cast<std::size_t>(index)];
 }
 
 std::string arch_of(const DeviceInfo& device) {
   // wgmma and setmaxnreg are in sm_90a alone.
-  return fmt::format("sm_{}{}{}", device.major, device.minor, device.major == 9 && device.minor == 0 ? "a" : "");
+  return format("sm_{}{}{}", device.major, device.minor, device.major == 9 && device.minor == 0 ? "a" : "");
 }
 
 Result<CUcontext> primary_context(int index) {

@@ -1,10 +1,11 @@
 #include "cuda/driver.h"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
 
 #include <mutex>
 #include <vector>
+
+#include "ops/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -66,14 +67,14 @@ Result<const Driver*> driver() {
 
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return Status(TESSERA_NO_DEVICE, fmt::format("no CUDA driver: {}", dlerror()));
+    return Status(TESSERA_NO_DEVICE, format("no CUDA driver: {}", dlerror()));
   }
   Driver found = {};
   const std::vector<std::string> missing = resolve(library, found);
   if (!missing.empty()) {
     dlclose(library);
-    return Status(TESSERA_NO_DEVICE, fmt::format("the CUDA driver is too old, 11.8 or newer is needed: it has no {}",
-                                                 fmt::join(missing, ", ")));
+    return Status(TESSERA_NO_DEVICE,
+                  format("the CUDA driver is too old, 11.8 or newer is needed: it has no {}", join(missing, ", ")));
   }
   if (const CUresult result = found.init(0); result != kCudaSuccess) {
     const Status failure = status_of(found, result, "cuInit");
@@ -91,8 +92,8 @@ Status status_of(const Driver& driver, CUresult result, const std::string& what)
   driver.error_name(result, &name);
   driver.error_string(result, &text);
   return Status(result == kCudaOutOfMemory ? TESSERA_OUT_OF_MEMORY : TESSERA_CUDA_FAILED,
-                fmt::format("{}: {} ({})", what, name != nullptr ? name : fmt::format("CUDA error {}", result),
-                            text != nullptr ? text : "no description"));
+                format("{}: {} ({})", what, name != nullptr ? name : format("CUDA error {}", result),
+                       text != nullptr ? text : "no description"));
 }
 
 }  // namespace tessera::cuda

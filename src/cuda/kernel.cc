@@ -1,13 +1,13 @@
 #include "cuda/kernel.h"
 
-#include <fmt/format.h>
-
 #include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <tuple>
+
+#include "ops/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -43,7 +43,7 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
   void* values[] = {log, reinterpret_cast<void*>(sizeof log - 1)};
   CUmodule module = nullptr;
   if (Status s = status_of(d, d.module_load(&module, image.bytes.data(), 2, options, values),
-                           fmt::format("loading {} for {}", instance.name, image.target));
+                           format("loading {} for {}", instance.name, image.target));
       !s.ok()) {
     return Status(s.code(), log[0] != '\0' ? s.message() + "\n" + log : s.message());
   }
@@ -52,9 +52,8 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
   kernel->device = device;
   Status s = status_of(d, d.module_function(&kernel->function, module, jit::kEntryPoint), "finding " + instance.name);
   if (s.ok() && instance.dynamic_smem_bytes > 0) {
-    s = status_of(
-        d, d.function_set_attribute(kernel->function, kMaxDynamicSharedSize, instance.dynamic_smem_bytes),
-        fmt::format("giving {} {} bytes of dynamic shared memory", instance.name, instance.dynamic_smem_bytes));
+    s = status_of(d, d.function_set_attribute(kernel->function, kMaxDynamicSharedSize, instance.dynamic_smem_bytes),
+                  format("giving {} {} bytes of dynamic shared memory", instance.name, instance.dynamic_smem_bytes));
   }
   if (!s.ok()) {
     d.module_unload(module);
@@ -103,9 +102,8 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
   const auto info = device(device_index);
   if (!info.ok()) return info.status();
   if (info->major * 10 + info->minor < kOldestArch) {
-    return Status(TESSERA_UNSUPPORTED,
-                  fmt::format("device {} ({}) has compute capability {}.{}; 7.5 or newer is needed", device_index,
-                              info->name, info->major, info->minor));
+    return Status(TESSERA_UNSUPPORTED, format("device {} ({}) has compute capability {}.{}; 7.5 or newer is needed",
+                                              device_index, info->name, info->major, info->minor));
   }
   return load_kernel(device_index, instance, jit::Target{arch_of(*info), false});
 }
@@ -127,8 +125,8 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
   void* arguments[] = {const_cast<void*>(params)};
   const CUresult result = d.launch(&config, kernel.function, arguments, nullptr);
   if (result == kCudaSuccess) return {};
-  return status_of(
-      d, result, fmt::format("launching {} with a grid of {} x {} x {}", kernel.instance.name, grid.x, grid.y, grid.z));
+  return status_of(d, result,
+                   format("launching {} with a grid of {} x {} x {}", kernel.instance.name, grid.x, grid.y, grid.z));
 }
 
 }  // namespace tessera::cuda

@@ -1,6 +1,6 @@
 #include "cuda/memory.h"
 
-#include <fmt/format.h>
+#include "ops/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -29,7 +29,7 @@ Result<DeviceBuffer> DeviceBuffer::make(int device, std::size_t bytes) {
   buffer.device_ = device;
   buffer.bytes_ = bytes;
   // The driver refuses to allocate nothing; an empty tensor still wants an address.
-  const Status s = with_context(device, fmt::format("allocating {} bytes on device {}", bytes, device),
+  const Status s = with_context(device, format("allocating {} bytes on device {}", bytes, device),
                                 [&](const Driver& d) { return d.allocate(&buffer.address_, bytes > 0 ? bytes : 1); });
   if (!s.ok()) return s;
   return buffer;
@@ -41,13 +41,13 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 Status DeviceBuffer::upload(const void* from, std::size_t bytes, std::size_t offset) {
-  return and_wait(device_, fmt::format("copying {} bytes to device {}", bytes, device_), [&](const Driver& d) {
+  return and_wait(device_, format("copying {} bytes to device {}", bytes, device_), [&](const Driver& d) {
     return bytes == 0 ? kCudaSuccess : d.copy_to_device(address_ + offset, from, bytes, nullptr);
   });
 }
 
 Status DeviceBuffer::download(void* to, std::size_t bytes, std::size_t offset) const {
-  return and_wait(device_, fmt::format("copying {} bytes from device {}", bytes, device_), [&](const Driver& d) {
+  return and_wait(device_, format("copying {} bytes from device {}", bytes, device_), [&](const Driver& d) {
     return bytes == 0 ? kCudaSuccess : d.copy_to_host(to, address_ + offset, bytes, nullptr);
   });
 }

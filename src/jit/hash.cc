@@ -1,5 +1,6 @@
 #include "jit/hash.h"
 
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace tessera::jit {

@@ -1,7 +1,6 @@
 #include "jit/nvrtc.h"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,6 +13,8 @@
 #include <memory>
 #include <mutex>
 #include <set>
+
+#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -153,14 +154,14 @@ Result<std::unique_ptr<Nvrtc>> open(const NvrtcPlace& place) {
   }
   if (major < 12) {
     dlclose(library);
-    return Status(TESSERA_COMPILE_FAILED, fmt::format("version {}.{}; 12.0 or newer is needed", major, minor));
+    return Status(TESSERA_COMPILE_FAILED, format("version {}.{}; 12.0 or newer is needed", major, minor));
   }
   // What dlopen really found, which for the loader's names is not what was asked for.
   Dl_info found = {};
   const bool known = dladdr(reinterpret_cast<const void*>(nvrtc->version), &found) != 0 && found.dli_fname != nullptr;
   nvrtc->info = {known ? found.dli_fname : place.path, place.reason, major, minor};
   // NVRTC opens its builtins by name alone and does not look beside itself; a library that is already there is found.
-  const std::string builtins = fmt::format("{}/libnvrtc-builtins.so.{}.{}", parent(nvrtc->info.path), major, minor);
+  const std::string builtins = format("{}/libnvrtc-builtins.so.{}.{}", parent(nvrtc->info.path), major, minor);
   if (is_file(builtins)) dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL);
   return nvrtc;
 }
@@ -174,7 +175,7 @@ Result<const Nvrtc*> nvrtc() {
   std::string tried;
   for (const NvrtcPlace& place : nvrtc_places()) {
     if (!place.exists) {
-      tried += fmt::format("\n  {} ({}): not there", place.path, place.reason);
+      tried += format("\n  {} ({}): not there", place.path, place.reason);
       continue;
     }
     auto opened = open(place);
@@ -182,7 +183,7 @@ Result<const Nvrtc*> nvrtc() {
       loaded = opened->release();
       return loaded;
     }
-    tried += fmt::format("\n  {} ({}): {}", place.path, place.reason, opened.status().message());
+    tried += format("\n  {} ({}): {}", place.path, place.reason, opened.status().message());
   }
   return Status(
       TESSERA_COMPILE_FAILED,
@@ -283,15 +284,15 @@ Result<NvrtcOutput> nvrtc_compile(const std::string& name, const std::string& pr
       continue;
     }
     if (result != kSuccess) {
-      return Status(TESSERA_COMPILE_FAILED, fmt::format("NVRTC {}.{} could not compile {}: {}\n{}", rtc.info.major,
-                                                        rtc.info.minor, name, rtc.error_string(result), log));
+      return Status(TESSERA_COMPILE_FAILED, format("NVRTC {}.{} could not compile {}: {}\n{}", rtc.info.major,
+                                                   rtc.info.minor, name, rtc.error_string(result), log));
     }
     NvrtcOutput output;
     output.image = ptx ? fetch(owner.program, rtc.ptx_size, rtc.ptx) : fetch(owner.program, rtc.cubin_size, rtc.cubin);
     output.log = std::move(log);
     output.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (output.image.empty()) {
-      return Status(TESSERA_COMPILE_FAILED, fmt::format("NVRTC gave no {} for {}", ptx ? "PTX" : "cubin", name));
+      return Status(TESSERA_COMPILE_FAILED, format("NVRTC gave no {} for {}", ptx ? "PTX" : "cubin", name));
     }
     return output;
   }

@@ -1,24 +1,22 @@
 #include "ops/combine.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <climits>
 
 #include "ops/alignment.h"
+#include "ops/format.h"
 #include "select/kernels.h"
 
 namespace tessera {
 
 Result<cuda::KernelLaunch<SplitCombineParams>> combine_launch(const CombineArgs& args, int multiprocessors) {
   if (args.dtype != DType::kFloat16 && args.dtype != DType::kBFloat16) {
-    return Status(TESSERA_UNSUPPORTED, fmt::format("split_combine writes fp16 and bf16, not {}", name_of(args.dtype)));
+    return Status(TESSERA_UNSUPPORTED, format("split_combine writes fp16 and bf16, not {}", name_of(args.dtype)));
   }
   if (args.splits < 1 || args.splits > INT_MAX / 64 || args.batch < 0 || args.seq < 0 || args.heads < 0 ||
       args.heads > INT_MAX || args.head_dim < 1 || args.head_dim > INT_MAX) {
-    return Status(TESSERA_INVALID_ARGUMENT,
-                  fmt::format("split_combine: splits {}, batch {}, seq {}, heads {}, head dim {}", args.splits,
-                              args.batch, args.seq, args.heads, args.head_dim));
+    return Status(TESSERA_INVALID_ARGUMENT, format("split_combine: splits {}, batch {}, seq {}, heads {}, head dim {}",
+                                                   args.splits, args.batch, args.seq, args.heads, args.head_dim));
   }
   const bool wide = args.head_dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(args.o_partial) % 16 == 0 &&
                     allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 4);

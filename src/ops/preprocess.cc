@@ -1,11 +1,10 @@
 #include "ops/preprocess.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <climits>
 
 #include "ops/alignment.h"
+#include "ops/format.h"
 #include "select/kernels.h"
 
 namespace tessera {
@@ -18,12 +17,11 @@ RowStrides strides_of(const RowView& view) { return {view.batch_stride, view.hea
 
 Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const PreprocessArgs& args) {
   if (args.dtype != DType::kFloat16 && args.dtype != DType::kBFloat16) {
-    return Status(TESSERA_UNSUPPORTED,
-                  fmt::format("backward_preprocess takes fp16 and bf16, not {}", name_of(args.dtype)));
+    return Status(TESSERA_UNSUPPORTED, format("backward_preprocess takes fp16 and bf16, not {}", name_of(args.dtype)));
   }
   if (args.batch < 0 || args.seq < 0 || args.heads < 0 || args.head_dim < 1 || args.head_dim > INT_MAX) {
-    return Status(TESSERA_INVALID_ARGUMENT, fmt::format("backward_preprocess: batch {}, seq {}, heads {}, head dim {}",
-                                                        args.batch, args.seq, args.heads, args.head_dim));
+    return Status(TESSERA_INVALID_ARGUMENT, format("backward_preprocess: batch {}, seq {}, heads {}, head dim {}",
+                                                   args.batch, args.seq, args.heads, args.head_dim));
   }
   const bool wide = args.head_dim % 8 == 0 && allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 8) &&
                     allows_vectors(args.d_o, args.batch, args.seq, args.heads, 2, 8);

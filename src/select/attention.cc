@@ -1,11 +1,11 @@
 #include "select/attention.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 
 #include "cpu/attention.h"
+
+#include "ops/format.h"
 
 namespace tessera::select {
 namespace {
@@ -18,13 +18,13 @@ struct Implementation {
 };
 
 std::optional<std::string> cpu_refuses(const AttentionProblem&, const Device& device) {
-  if (!device.is_cpu()) return fmt::format("reads host memory; the tensors are on {}", device.name);
+  if (!device.is_cpu()) return format("reads host memory; the tensors are on {}", device.name);
   return std::nullopt;
 }
 
 std::vector<Candidate> cpu_offers(const AttentionProblem& problem, const Device& device) {
-  return {{"cpu_attention", fmt::format("{{.threads = {}}}", device.threads),
-           cpu::workspace_bytes(problem, device.threads), 1.0, "the one CPU kernel: every dtype, mask and head dim"}};
+  return {{"cpu_attention", format("{{.threads = {}}}", device.threads), cpu::workspace_bytes(problem, device.threads),
+           1.0, "the one CPU kernel: every dtype, mask and head dim"}};
 }
 
 constexpr Implementation kImplementations[] = {
@@ -32,9 +32,9 @@ constexpr Implementation kImplementations[] = {
 };
 
 std::string human_bytes(std::size_t bytes) {
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  if (bytes < 1024 * 1024) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / 1024);
-  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1024 * 1024));
+  if (bytes < 1024) return format("{} B", bytes);
+  if (bytes < 1024 * 1024) return format("{:.1f} KiB", static_cast<double>(bytes) / 1024);
+  return format("{:.1f} MiB", static_cast<double>(bytes) / (1024 * 1024));
 }
 
 }  // namespace
@@ -56,34 +56,34 @@ Selection select_attention(const AttentionProblem& problem, const Device& device
 }
 
 std::string describe(const AttentionProblem& p) {
-  std::string text = fmt::format("{} {} ", name_of(p.op), name_of(p.dtype));
+  std::string text = format("{} {} ", name_of(p.op), name_of(p.dtype));
   if (p.varlen) {
-    text += fmt::format("{} packed sequences, Sq<={} Sk<={}", p.batch, p.seq_q, p.seq_k);
+    text += format("{} packed sequences, Sq<={} Sk<={}", p.batch, p.seq_q, p.seq_k);
   } else {
-    text += fmt::format("B={} Sq={} Sk={}", p.batch, p.seq_q, p.seq_k);
+    text += format("B={} Sq={} Sk={}", p.batch, p.seq_q, p.seq_k);
   }
-  text += fmt::format(" Hq={} Hkv={} Dqk={} Dv={}", p.heads_q, p.heads_kv, p.dim_qk, p.dim_v);
-  if (p.paged) text += fmt::format(" pages of {}", p.page_size);
+  text += format(" Hq={} Hkv={} Dqk={} Dv={}", p.heads_q, p.heads_kv, p.dim_qk, p.dim_v);
+  if (p.paged) text += format(" pages of {}", p.page_size);
   const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
   if (p.causal) text += " causal";
-  if (p.window_left >= 0 || p.window_right >= 0) text += fmt::format(" window({}, {})", p.window_left, p.window_right);
+  if (p.window_left >= 0 || p.window_right >= 0) text += format(" window({}, {})", p.window_left, p.window_right);
   if (p.alibi) text += " alibi";
   if (by_position) text += p.alignment == Alignment::kTopLeft ? " top-left" : " bottom-right";
-  if (p.softcap > 0) text += fmt::format(" softcap={}", p.softcap);
+  if (p.softcap > 0) text += format(" softcap={}", p.softcap);
   if (p.with_dlse) text += " dlse";
   if (p.deterministic) text += " deterministic";
   return text;
 }
 
 std::string explain(const AttentionProblem& problem, const Device& device, const Selection& selection) {
-  std::string text = fmt::format("{}\non {}\n", describe(problem), device.name);
+  std::string text = format("{}\non {}\n", describe(problem), device.name);
   if (selection.candidates.empty()) text += "no kernel of this version serves it\n";
   const char* verdict = "chosen ";
   for (const Candidate& c : selection.candidates) {
-    text += fmt::format("{} {} {}  workspace {}: {}\n", verdict, c.kernel, c.config, human_bytes(c.workspace), c.why);
+    text += format("{} {} {}  workspace {}: {}\n", verdict, c.kernel, c.config, human_bytes(c.workspace), c.why);
     verdict = "offered";
   }
-  for (const Refusal& r : selection.refusals) text += fmt::format("refused {}: {}\n", r.kernel, r.reason);
+  for (const Refusal& r : selection.refusals) text += format("refused {}: {}\n", r.kernel, r.reason);
   return text;
 }
 

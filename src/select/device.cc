@@ -1,17 +1,16 @@
 #include "select/device.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 
 #include "contract/arch.h"
+#include "ops/format.h"
 
 namespace tessera::select {
 
 Device cpu_device(int threads) {
   Device device;
   device.kind = Device::Kind::kCpu;
-  device.name = fmt::format("cpu, {} thread{}", threads, threads == 1 ? "" : "s");
+  device.name = format("cpu, {} thread{}", threads, threads == 1 ? "" : "s");
   device.threads = threads;
   return device;
 }
@@ -23,11 +22,11 @@ Result<Device> cuda_device(std::string_view arch) {
   std::from_chars(digits.data(), digits.data() + digits.size(), compute);
   const ArchLimits limits = limits_of(compute);
   // The letter stands for instructions that this architecture alone has; only sm_90 is known with it.
-  const bool known = limits.arch != 0 && arch == fmt::format("sm_{}{}", compute, number == digits ? "" : "a") &&
+  const bool known = limits.arch != 0 && arch == format("sm_{}{}", compute, number == digits ? "" : "a") &&
                      (number == digits || compute == 90);
   if (!known) {
     return Status(TESSERA_INVALID_ARGUMENT,
-                  fmt::format("arch is '{}'; cpu, sm_75, sm_80, sm_86, sm_89, sm_90 and sm_90a are known", arch));
+                  format("arch is '{}'; cpu, sm_75, sm_80, sm_86, sm_89, sm_90 and sm_90a are known", arch));
   }
   Device device;
   device.kind = Device::Kind::kCuda;

@@ -1,11 +1,10 @@
 #include "select/kernels.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "jit/config_text.h"
 #include "ops/attention.h"
+#include "ops/format.h"
 
 namespace tessera::select {
 
@@ -23,7 +22,7 @@ constexpr int kMinBlocks = 4;
 }  // namespace
 
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
-  return {.name = fmt::format("backward_preprocess_{}_v{}", name_of(config.dtype), config.vector),
+  return {.name = format("backward_preprocess_{}_v{}", name_of(config.dtype), config.vector),
           .header = "attention/backward_preprocess.cuh",
           .entry = "backward_preprocess",
           .params = "BackwardPreprocessParams",
@@ -33,7 +32,7 @@ jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
 }
 
 jit::KernelInstance instance_of(const SplitCombineConfig& config) {
-  return {.name = fmt::format("split_combine_{}_v{}_u{}", name_of(config.dtype), config.vector, config.unroll),
+  return {.name = format("split_combine_{}_v{}_u{}", name_of(config.dtype), config.vector, config.unroll),
           .header = "attention/split_combine.cuh",
           .entry = "split_combine",
           .params = "SplitCombineParams",
@@ -57,8 +56,7 @@ Result<jit::GateReport> compile_gate(const std::vector<std::string>& archs, cons
   std::vector<jit::CompileRequest> requests;
   for (const std::string& arch : archs) {
     if (std::find(known_archs().begin(), known_archs().end(), arch) == known_archs().end()) {
-      return Status(TESSERA_INVALID_ARGUMENT,
-                    fmt::format("unknown arch {}; known are {}", arch, fmt::join(known_archs(), ", ")));
+      return Status(TESSERA_INVALID_ARGUMENT, format("unknown arch {}; known are {}", arch, join(known_archs(), ", ")));
     }
     for (jit::KernelInstance& instance : kernels_for(arch))
       requests.push_back({std::move(instance), {arch, false}, {}, {}});

@@ -111,6 +111,39 @@ TEST(Inputs, values_no_sequence_uses_are_nan_and_never_reach_the_oracle) {
   }
 }
 
+// The rule must be tight enough to see the smallest mistake a kernel makes: one key of 65 left out at the end, which
+// under a causal mask only the last query misses.
+TEST(Judge, one_key_left_out_fails_in_every_type) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const AttentionOp op : {AttentionOp::kForward, AttentionOp::kBackward}) {
+      for (const Case& c : suite("quick")) {
+        const AttentionProblem& p = c.problem;
+        if (p.dtype != dtype || p.op != op || p.seq_q != 65 || !p.causal) continue;
+        const oracle::Inputs in = make_inputs(c);
+        const oracle::Outputs exact = oracle::attention(in), plain = oracle::plain_attention(in);
+        oracle::Inputs less = in;
+        less.problem.seq_k = 64;
+        for (oracle::HostTensor* t : {&less.k, &less.v}) {
+          t->shape[1] = 64;
+          t->data.resize(static_cast<std::size_t>(t->offset(1, 0, 0)));
+        }
+        oracle::Outputs wrong = oracle::plain_attention(less);
+        EXPECT_TRUE(oracle::judge(plain.o, exact.o, plain.o, dtype, c.floor).pass);
+        EXPECT_FALSE(oracle::judge(wrong.o, exact.o, plain.o, dtype, c.floor).pass) << c.name;
+        EXPECT_FALSE(oracle::judge(wrong.lse, exact.lse, plain.lse, DType::kFloat32, c.floor).pass) << c.name;
+        if (op != AttentionOp::kBackward) continue;
+        EXPECT_FALSE(oracle::judge(wrong.dq, exact.dq, plain.dq, dtype, c.floor).pass) << c.name;
+        for (auto member : {&oracle::Outputs::dk, &oracle::Outputs::dv}) {
+          oracle::HostTensor& t = wrong.*member;
+          t.shape[1] = 65;
+          t.data.resize((exact.*member).data.size(), 0.0);
+          EXPECT_FALSE(oracle::judge(t, exact.*member, plain.*member, dtype, c.floor).pass) << c.name;
+        }
+      }
+    }
+  }
+}
+
 TEST(Buffers, strides_lead_to_the_values_and_gaps_are_nan) {
   for (Layout layout : {Layout::kCompact, Layout::kHeadsMajor, Layout::kPadded}) {
     Case c = suite("quick").front();

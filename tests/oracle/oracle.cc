@@ -100,6 +100,8 @@ struct Attention {
       out.dq = HostTensor(in.q.shape[0], in.q.shape[1], p.heads_q, p.dim_qk);
       out.dk = HostTensor(in.k.shape[0], in.k.shape[1], p.heads_kv, p.dim_qk);
       out.dv = HostTensor(in.v.shape[0], in.v.shape[1], p.heads_kv, p.dim_v);
+      out.dq.row_noise.assign(out.dq.data.size() / static_cast<std::size_t>(p.dim_qk), 0);
+      out.dk.row_noise.assign(out.dk.data.size() / static_cast<std::size_t>(p.dim_qk), 0);
       dk.assign(k.size(), 0);
       dv.assign(v.size(), 0);
     }
@@ -191,6 +193,14 @@ struct Attention {
     const Real delta = dot(do_row, o_row.data(), p.dim_v);
     std::vector<Real> dq_row(static_cast<std::size_t>(p.dim_qk), 0);
     const double delta_terms = round ? 0 : terms_of(do_row, o_row.data(), p.dim_v);
+    double delta_noise = 0;
+    for (std::int64_t d = 0; d < p.dim_v; ++d) {
+      const double term = static_cast<double>(do_row[d]) * static_cast<double>(o_row[static_cast<std::size_t>(d)]);
+      delta_noise += term * term;
+    }
+    delta_noise = epsilon_of(p.dtype) * std::sqrt(delta_noise) * std::abs(p.scale);
+    const double q_norm = std::sqrt(static_cast<double>(dot(q_row, q_row, p.dim_qk)));
+    std::vector<double> mean_key(static_cast<std::size_t>(p.dim_qk), 0);  // by weight
     double ds_of_row = 0;
     for (std::size_t x = 0; x < n; ++x) {
       const std::int64_t k_at = key_offset(in, in.k, s, keys[x], head_kv);
@@ -207,11 +217,19 @@ struct Attention {
       if (round) continue;
       const double size = static_cast<double>(w) * std::abs(p.scale) *
                           (terms_of(do_row, v.data() + v_at, p.dim_v) + delta_terms + std::abs(d_lse));
+      const double share = static_cast<double>(w) * static_cast<double>(d_cap[x]);
+      for (std::int64_t d = 0; d < p.dim_qk; ++d) {
+        mean_key[static_cast<std::size_t>(d)] += share * static_cast<double>(k[static_cast<std::size_t>(k_at + d)]);
+      }
+      double& dk_noise = out.dk.row_noise[static_cast<std::size_t>(k_at / p.dim_qk)];
+      dk_noise = std::hypot(dk_noise, share * delta_noise * q_norm);
       ds_of_row += size;
       ds_of_key[static_cast<std::size_t>(keys[x])] += size;
       p_of_key[static_cast<std::size_t>(keys[x])] += w;
     }
     most.dq = std::max(most.dq, ds_of_row * largest_k);
+    out.dq.row_noise[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)] =
+        delta_noise * std::sqrt(dot(mean_key.data(), mean_key.data(), p.dim_qk));
     for (std::int64_t d = 0; d < p.dim_qk; ++d) {
       out.dq.at(s.q_batch, s.q_row + i, h, d) = rounded(scale * dq_row[static_cast<std::size_t>(d)]);
     }

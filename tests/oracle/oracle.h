@@ -27,6 +27,11 @@ struct HostTensor {
   // terms cancel, fp32 arithmetic can be no better than its epsilon times this.
   double terms = 0;
 
+  // Results of the oracle only, dq and dk: what rounding O to its type does to each row along the last dim, as a norm.
+  // Every backward is given a rounded O; the error of rowsum(dO o O) is one number for a whole row of dS, so it does
+  // not average out, and the plain computation's may be small by luck.
+  std::vector<double> row_noise;
+
   HostTensor() = default;
   HostTensor(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d)
       : shape{a, b, c, d}, data(static_cast<std::size_t>(a * b * c * d), 0.0) {}
@@ -91,14 +96,16 @@ struct Verdict {
   std::int64_t first_bad_index = -1;
   std::string message;  // empty where it passes
 
-  // 1 is the limit; the worse of the two norms where it passes.
+  // Error over what is allowed, by the strictest of the rules: at most 1 where it passes.
   double ratio = 0;
 };
 
 // Passes when, both in the largest element and in the Frobenius norm,
-//   error <= 2 * baseline error + floor * (epsilon_of(dtype) * size of the oracle's values + fp32 epsilon * terms)
-// and no element is NaN, and infinities stand exactly where the oracle has them. dtype is that of the tensor judged:
-// the input type for o and gradients, fp32 for lse.
+//   error <= 2 * baseline error
+//            + floor * (epsilon_of(dtype) * size of the oracle's values + fp32 epsilon * terms + row_noise)
+// each row along the last dim is held against a wider bound of its own (judge.cc: judge_rows), no element is NaN, and
+// infinities stand exactly where the oracle has them. dtype is that of the tensor judged: the input type for o and
+// gradients, fp32 for lse.
 Verdict judge(const HostTensor& result, const HostTensor& oracle, const HostTensor& baseline, DType dtype,
               double floor);
 
