@@ -8,8 +8,7 @@
 //   tile j:   V(j) on its way  | S = Q K(j)^T                      barrier: V(j) is there, K(j) is used up
 //             K(j-1) on its way| softmax(S), O = O * decay + P V(j)  barrier: K(j-1) is there, V(j) is used up
 //
-// The softmax is online: m is the running maximum of a row, l the running sum of exp(s - m). Tiles that the mask empties
-// are never loaded; only tiles that the mask cuts through pay for it.
+// The softmax is online. Tiles that the mask empties are never loaded; only tiles that the mask cuts through pay for it.
 #pragma once
 
 #include "contract/attention_forward.h"
@@ -51,7 +50,7 @@ struct AttentionForward {
 
   float scores[kRowTiles][kKeyTiles][4];
   float output[kRowTiles][kValueTiles][4];
-  float row_max[kRowTiles][2];
+  float reference[kRowTiles][2];  // what a row's exponents are taken relative to
   float row_sum[kRowTiles][2];  // this lane's share; summed over the quad at the end
 
   // Query (within the sequence) of a lane's accumulator row.
@@ -61,47 +60,45 @@ struct AttentionForward {
 
   __forceinline__ void multiply_queries_with_keys() {
     const int lane = recomputed(this->lane);
+    constexpr int kSteps = config.dim_qk / 16;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scores[m][n][i] = 0;
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < config.dim_qk / 16; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
+      const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, step * 2 + lane / 16);
+      const unsigned from_k = tile_k.address(lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2);
       unsigned a[kRowTiles][4];
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        load_matrix_x4(a[m], tile_q.address(warp * kRowsPerWarp + m * 16 + lane % 16, step * 2 + lane / 16));
-      }
+      for (int m = 0; m < kRowTiles; ++m) load_matrix_x4(a[m], from_q + m * 16 * TileQ::kPitch);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
         unsigned b[4];
-        load_matrix_x4(b, tile_k.address(n * 8 + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
+        load_matrix_x4(b, from_k + n * 8 * TileK::kPitch);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          mma_k16<kType>(scores[m][n], a[m], b[0], b[1]);
-          mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3]);
+          if (step == 0) {
+            mma_k16<kType, true>(scores[m][n], a[m], b[0], b[1]);
+            mma_k16<kType, true>(scores[m][n + 1], a[m], b[2], b[3]);
+          } else {
+            mma_k16<kType>(scores[m][n], a[m], b[0], b[1]);
+            mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3]);
+          }
         }
       }
     }
     if constexpr (config.dim_qk % 16 != 0) {
       constexpr int kLastChunk = config.dim_qk / 8 - 1;
+      const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, kLastChunk);
+      const unsigned from_k = tile_k.address(lane % 16, kLastChunk);
       unsigned a[kRowTiles][2];
 #pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-        load_matrix_x2(a[m], tile_q.address(warp * kRowsPerWarp + m * 16 + lane % 16, kLastChunk));
-      }
+      for (int m = 0; m < kRowTiles; ++m) load_matrix_x2(a[m], from_q + m * 16 * TileQ::kPitch);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
         unsigned b[2];
-        load_matrix_x2(b, tile_k.address(n * 8 + lane % 16, kLastChunk));
+        load_matrix_x2(b, from_k + n * 8 * TileK::kPitch);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          mma_k8<kType>(scores[m][n], a[m][0], a[m][1], b[0]);
-          mma_k8<kType>(scores[m][n + 1], a[m][0], a[m][1], b[1]);
+          mma_k8<kType, kSteps == 0>(scores[m][n], a[m][0], a[m][1], b[0]);
+          mma_k8<kType, kSteps == 0>(scores[m][n + 1], a[m][0], a[m][1], b[1]);
         }
       }
     }
@@ -151,39 +148,63 @@ struct AttentionForward {
     }
   }
 
-  // Turns scores into probabilities relative to the row's maximum so far, and brings what was summed before to it.
+  // Turns scores into probabilities relative to the row's reference, which follows the running maximum lazily: while no
+  // score exceeds it by more than 2^kSlack, exp2 stays small enough for any 16-bit type and nothing summed before has to
+  // be scaled. What the reference is cancels out in the end.
   __forceinline__ void online_softmax(float scale_log2) {
+    constexpr float kSlack = 8.0f;
+    float largest[kRowTiles][2];
+    bool grown = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float largest = row_max[m][half];
+        float tile_max = -infinity();
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
-          largest = fmaxf(largest, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
+          tile_max = fmaxf(tile_max, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
         }
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        // A row that has seen no key yet: any finite reference keeps exp2(-inf - it) at 0.
-        const float reference = largest == -infinity() ? 0.0f : largest * scale_log2;
-        const float decay = fast_exp2(row_max[m][half] * scale_log2 - reference);
-        row_max[m][half] = largest;
-        float sum = row_sum[m][half] * decay;
+        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+        largest[m][half] = tile_max;
+        grown |= (tile_max - reference[m][half]) * scale_log2 > kSlack;
+      }
+    }
+    if (__any_sync(0xffffffffu, grown)) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float next = fmaxf(reference[m][half], largest[m][half]);
+          // Both -inf: no key seen yet, and nothing to scale.
+          const float decay = next == -infinity() ? 1.0f : fast_exp2((reference[m][half] - next) * scale_log2);
+          reference[m][half] = next;
+          row_sum[m][half] *= decay;
+#pragma unroll
+          for (int n = 0; n < kValueTiles; ++n) {
+            output[m][n][half * 2] *= decay;
+            output[m][n][half * 2 + 1] *= decay;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
+        const float shift = reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;
+        float sum = row_sum[m][half];
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& s = scores[m][n][half * 2 + i];
-            s = fast_exp2(s * scale_log2 - reference);
+            s = fast_exp2(s * scale_log2 - shift);
             sum += s;
           }
         }
         row_sum[m][half] = sum;
-#pragma unroll
-        for (int n = 0; n < kValueTiles; ++n) {
-          output[m][n][half * 2] *= decay;
-          output[m][n][half * 2 + 1] *= decay;
-        }
       }
     }
   }
@@ -203,20 +224,22 @@ struct AttentionForward {
         a[m][3] = pack<kType>(right[2], right[3]);
       }
 #pragma unroll
-      for (int n = 0; n + 1 < kValueTiles; n += 2) {
-        unsigned b[4];
-        load_matrix_x4_transposed(b, tile_v.address(step * 16 + lane % 16, n + lane / 16));
+      for (int n = 0; n < kValueTiles; n += 2) {
+        const unsigned from_v = tile_v.address(lane % 16, n + (n + 1 < kValueTiles ? lane / 16 : 0));
+        if (n + 1 < kValueTiles) {
+          unsigned b[4];
+          load_matrix_x4_transposed(b, from_v + step * 16 * TileV::kPitch);
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
-          mma_k16<kType>(output[m][n + 1], a[m], b[2], b[3]);
+          for (int m = 0; m < kRowTiles; ++m) {
+            mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
+            mma_k16<kType>(output[m][n + 1], a[m], b[2], b[3]);
+          }
+        } else {
+          unsigned b[2];
+          load_matrix_x2_transposed(b, from_v + step * 16 * TileV::kPitch);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
         }
-      }
-      if constexpr (kValueTiles % 2 != 0) {
-        unsigned b[2];
-        load_matrix_x2_transposed(b, tile_v.address(step * 16 + lane % 16, kValueTiles - 1));
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) mma_k16<kType>(output[m][kValueTiles - 1], a[m], b[0], b[1]);
       }
     }
   }
@@ -241,7 +264,7 @@ struct AttentionForward {
         const int query = first_q + row;
         if (p.lse && lane % 4 == 0 && query < len_q) {
           const Index at = batch_row(p.lse_strides.batch, p.cu_seqlens_q, 1) + head * p.lse_strides.head + query;
-          p.lse[at] = sum == 0.0f ? -infinity() : row_max[m][half] * scale_ln + fast_log2(sum) * kLn2;
+          p.lse[at] = sum == 0.0f ? -infinity() : reference[m][half] * scale_ln + fast_log2(sum) * kLn2;
         }
       }
     }
@@ -307,7 +330,7 @@ struct AttentionForward {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        row_max[m][half] = -infinity();
+        reference[m][half] = -infinity();
         row_sum[m][half] = 0;
       }
 #pragma unroll

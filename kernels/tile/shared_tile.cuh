@@ -17,12 +17,15 @@ struct SharedTile {
   static constexpr int kRows = rows;
   static constexpr int kDim = dim;
   static constexpr int kChunks = dim / 8;
-  static constexpr int kBytes = rows * dim * 2;
+  static constexpr int kPitch = dim * 2;  // bytes from row to row
+  static constexpr int kBytes = rows * kPitch;
   static constexpr int kSwizzle = greatest_common_divisor(kChunks, 8);
   static_assert(dim % 8 == 0 && rows % 8 == 0);
 
   unsigned base;  // address in shared memory, a multiple of 128
 
+  // Eight rows on, the swizzle is the same: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * kPitch, which an
+  // instruction can take as a constant.
   __forceinline__ unsigned address(int row, int chunk) const {
     const int swizzled = chunk ^ ((row / (8 / kSwizzle)) & (kSwizzle - 1));
     return base + static_cast<unsigned>(row * kChunks + swizzled) * 16;
@@ -67,7 +70,7 @@ struct TileLoader {
       const bool wanted = first_row + row < length;
       if constexpr (kAsync) {
 #if __CUDA_ARCH__ >= 800
-        if (mine) copy_async_16(tile.address(row, chunk), wanted ? from : source, wanted);
+        if (mine) copy_async_16(tile.address(row, chunk), from, wanted);
 #endif
       } else if constexpr (vector == 8) {
         staged[pass] = load_16(from, mine && wanted);
