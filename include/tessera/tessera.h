@@ -2,8 +2,9 @@
  *
  * A call is: fill a tessera_attention, then either
  *   tessera_attention_run(op, &args, workspace, bytes, stream)            check, choose, run; or
- *   tessera_plan_create(op, &args, &plan)                                 check, choose, compile; then, as often as wanted,
- *   tessera_plan_run(plan, &args, workspace, bytes, stream)               run: nothing is compiled or allocated here.
+ *   tessera_plan_create(op, &args, &plan)                                 check, choose, compile; then, as often as
+ * wanted, tessera_plan_run(plan, &args, workspace, bytes, stream)               run: nothing is compiled or allocated
+ * here.
  *
  * Every function that can fail returns a status; tessera_last_error() has the sentence. Where a call fails for its
  * arguments, nothing has been written. All functions may be called from any thread. docs/contract.md has the full
@@ -30,17 +31,17 @@ extern "C" {
 
 typedef enum tessera_status {
   TESSERA_OK = 0,
-  TESSERA_INVALID_ARGUMENT = 1,  /* the arguments break the contract; the sentence names which and what is accepted */
-  TESSERA_UNSUPPORTED = 2,       /* the contract allows it, no kernel on this device serves it; explain says why */
+  TESSERA_INVALID_ARGUMENT = 1, /* the arguments break the contract; the sentence names which and what is accepted */
+  TESSERA_UNSUPPORTED = 2,      /* the contract allows it, no kernel on this device serves it; explain says why */
   TESSERA_OUT_OF_MEMORY = 3,
-  TESSERA_NO_DEVICE = 4,       /* the driver or the device asked for is not there */
-  TESSERA_COMPILE_FAILED = 5,  /* no NVRTC, compiling forbidden, or the compiler refused */
-  TESSERA_CUDA_FAILED = 6,     /* the driver refused a load or a launch */
-  TESSERA_INTERNAL = 7         /* a defect of Tessera */
+  TESSERA_NO_DEVICE = 4,      /* the driver or the device asked for is not there */
+  TESSERA_COMPILE_FAILED = 5, /* no NVRTC, compiling forbidden, or the compiler refused */
+  TESSERA_CUDA_FAILED = 6,    /* the driver refused a load or a launch */
+  TESSERA_INTERNAL = 7        /* a defect of Tessera */
 } tessera_status;
 
-TESSERA_API const char* tessera_version(void);                       /* "0.1.0" */
-TESSERA_API const char* tessera_status_name(tessera_status status);  /* "invalid_argument" */
+TESSERA_API const char* tessera_version(void);                      /* "0.1.0" */
+TESSERA_API const char* tessera_status_name(tessera_status status); /* "invalid_argument" */
 
 /* The calling thread's last failure, as a sentence; "" after a success. Valid until the thread's next call. */
 TESSERA_API const char* tessera_last_error(void);
@@ -52,7 +53,7 @@ TESSERA_API int32_t tessera_num_threads(void);
 
 /* ---- Tensors: the layout of DLPack's DLTensor, so a DLTensor* may be passed as a tessera_tensor*. ---- */
 
-enum { TESSERA_CPU = 1, TESSERA_CUDA = 2 };                                       /* DLDeviceType */
+enum { TESSERA_CPU = 1, TESSERA_CUDA = 2 };                                        /* DLDeviceType */
 enum { TESSERA_INT = 0, TESSERA_UINT = 1, TESSERA_FLOAT = 2, TESSERA_BFLOAT = 4 }; /* DLDataTypeCode */
 
 typedef struct tessera_device {
@@ -103,9 +104,9 @@ enum {
 typedef struct tessera_attention {
   size_t struct_size;
 
-  const tessera_tensor* q; /* [B, Sq, Hq, Dqk]; varlen: [total_q, Hq, Dqk] */
-  const tessera_tensor* k; /* [B, Sk, Hkv, Dqk]; varlen: [total_k, Hkv, Dqk]; paged: [pages, page_size, Hkv, Dqk] */
-  const tessera_tensor* v; /* likewise, with Dv */
+  const tessera_tensor* q;   /* [B, Sq, Hq, Dqk]; varlen: [total_q, Hq, Dqk] */
+  const tessera_tensor* k;   /* [B, Sk, Hkv, Dqk]; varlen: [total_k, Hkv, Dqk]; paged: [pages, page_size, Hkv, Dqk] */
+  const tessera_tensor* v;   /* likewise, with Dv */
   const tessera_tensor* out; /* [B, Sq, Hq, Dv]; written by forward and decode, read by backward */
   const tessera_tensor* lse; /* float [B, Hq, Sq]; varlen: [Hq, total_q]; optional but for backward, which reads it */
 
@@ -115,8 +116,8 @@ typedef struct tessera_attention {
   const tessera_tensor* dk;
   const tessera_tensor* dv;
 
-  float scale; /* of the scores; 0: 1 / sqrt(Dqk) */
-  float softcap; /* scores become softcap * tanh(score / softcap); 0: off */
+  float scale;                        /* of the scores; 0: 1 / sqrt(Dqk) */
+  float softcap;                      /* scores become softcap * tanh(score / softcap); 0: off */
   const tessera_tensor* alibi_slopes; /* float [Hq] or [B, Hq], optional: score -= slope * |position(i) - j| */
   uint32_t flags;                     /* TESSERA_CAUSAL | TESSERA_DETERMINISTIC */
   tessera_alignment alignment;
@@ -135,10 +136,10 @@ typedef struct tessera_attention {
   const tessera_tensor* page_table; /* decode: int32 [B, max_pages_per_seq], optional; k and v are then paged */
 } tessera_attention;
 
-#define TESSERA_ATTENTION_INIT                                                                                       \
-  {                                                                                                                  \
-    sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u,     \
-        TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL                                              \
+#define TESSERA_ATTENTION_INIT                                                                                   \
+  {                                                                                                              \
+    sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u, \
+        TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL                                          \
   }
 
 /* A problem checked, a kernel chosen and compiled. Immutable: any number of threads may run one plan, each with its

@@ -16,7 +16,8 @@ struct Words4 {
 
 __forceinline__ Words4 load_streaming_16(const void* address, bool wanted) {  // address: a multiple of 16
   Words4 v;
-  asm("{\n"
+  asm volatile(
+      "{\n"
       ".reg .pred p;\n"
       "setp.ne.b32 p, %5, 0;\n"
       "mov.b32 %0, 0;\n"
@@ -48,7 +49,8 @@ __forceinline__ Words4 load_16(const void* address, bool wanted) {  // address: 
 
 __forceinline__ Bits16 load_read_only(const Bits16* address, bool wanted) {
   Bits16 v;
-  asm("{\n"
+  asm volatile(
+      "{\n"
       ".reg .pred p;\n"
       "setp.ne.b32 p, %2, 0;\n"
       "mov.b16 %0, 0;\n"
@@ -61,7 +63,8 @@ __forceinline__ Bits16 load_read_only(const Bits16* address, bool wanted) {
 
 __forceinline__ float load_read_only(const float* address, bool wanted) {
   float v;
-  asm("{\n"
+  asm volatile(
+      "{\n"
       ".reg .pred p;\n"
       "setp.ne.b32 p, %2, 0;\n"
       "mov.b32 %0, 0;\n"

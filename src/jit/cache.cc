@@ -2,16 +2,16 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+
+#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -39,7 +39,7 @@ class Descriptor {
 
 std::string reason(const char* what, const std::string& where) {
   const int error = errno;
-  return fmt::format("{} {}: {}", what, where, std::strerror(error));
+  return format("{} {}: {}", what, where, std::strerror(error));
 }
 
 // All folders of the path, 0700 where new.
@@ -56,7 +56,7 @@ Result<Descriptor> open_folder(const std::string& path, bool create) {
     return Status(TESSERA_UNSUPPORTED, "none of TESSERA_CACHE_DIR, XDG_CACHE_HOME and HOME is set");
   }
   if (path[0] != '/') {
-    return Status(TESSERA_UNSUPPORTED, fmt::format("cache folder {} is not an absolute path", path));
+    return Status(TESSERA_UNSUPPORTED, format("cache folder {} is not an absolute path", path));
   }
   if (create) make_folders(path);
   Descriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -64,14 +64,14 @@ Result<Descriptor> open_folder(const std::string& path, bool create) {
   struct stat info;
   if (fstat(folder.get(), &info) != 0) return Status(TESSERA_UNSUPPORTED, reason("cannot stat the cache folder", path));
   if (info.st_uid != geteuid()) {
-    return Status(TESSERA_UNSUPPORTED, fmt::format("cache folder {} is refused: it belongs to user {}, not to user {}",
-                                                   path, info.st_uid, geteuid()));
+    return Status(TESSERA_UNSUPPORTED, format("cache folder {} is refused: it belongs to user {}, not to user {}", path,
+                                              info.st_uid, geteuid()));
   }
   if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return Status(TESSERA_UNSUPPORTED,
-                  fmt::format("cache folder {} is refused: mode {:04o} lets other users write what would be run; "
-                              "chmod 700 it",
-                              path, info.st_mode & 07777));
+                  format("cache folder {} is refused: mode {:04o} lets other users write what would be run; "
+                         "chmod 700 it",
+                         path, info.st_mode & 07777));
   }
   return folder;
 }
@@ -124,12 +124,6 @@ class Reader {
   bool ok_ = true;
 };
 
-void put_checksum(Writer& writer) {
-  const XXH128_hash_t hash = XXH3_128bits(writer.view().data(), writer.view().size());
-  writer.number(hash.high64);
-  writer.number(hash.low64);
-}
-
 std::string serialize(const Key& key, const Image& image) {
   Writer w;
   w.raw(kMagic);
@@ -147,16 +141,14 @@ std::string serialize(const Key& key, const Image& image) {
   }
   w.number<std::uint8_t>(r.wgmma_serialized ? 1 : 0);
   w.number(image.compile_seconds);
-  put_checksum(w);
+  w.raw(checksum_bytes(w.view()));
   return w.take();
 }
 
 std::optional<Image> parse(const Key& key, std::string_view bytes) {
   if (bytes.size() < kMagic.size() + kChecksumBytes) return std::nullopt;
   const std::string_view body = bytes.substr(0, bytes.size() - kChecksumBytes);
-  Reader sums(bytes.substr(body.size()));
-  const XXH128_hash_t hash = XXH3_128bits(body.data(), body.size());
-  if (sums.number<std::uint64_t>() != hash.high64 || sums.number<std::uint64_t>() != hash.low64) return std::nullopt;
+  if (bytes.substr(body.size()) != checksum_bytes(body)) return std::nullopt;
 
   Reader r(body);
   if (r.raw(kMagic.size()) != kMagic || r.number<std::uint32_t>() != kCacheFormat) return std::nullopt;
@@ -211,7 +203,7 @@ bool write_all(int fd, std::string_view bytes) {
 Result<std::string> write_temporary(int folder, const std::string& directory, std::string_view bytes) {
   static std::atomic<unsigned> counter{0};
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const std::string name = fmt::format("{}{}-{}", kTemporary, getpid(), counter.fetch_add(1));
+    const std::string name = format("{}{}-{}", kTemporary, getpid(), counter.fetch_add(1));
     const Descriptor file(openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
     // The name may be one that a killed process of the same number left.
     if (!file.ok() && errno == EEXIST) continue;
@@ -221,7 +213,7 @@ Result<std::string> write_temporary(int folder, const std::string& directory, st
     unlinkat(folder, name.c_str(), 0);
     return failure;
   }
-  return Status(TESSERA_UNSUPPORTED, fmt::format("no free temporary name in the cache folder {}", directory));
+  return Status(TESSERA_UNSUPPORTED, format("no free temporary name in the cache folder {}", directory));
 }
 
 bool ends_with(std::string_view text, std::string_view end) {
@@ -258,7 +250,13 @@ std::string file_of(const Key& key) { return key.hex() + std::string(kSuffix); }
 
 }  // namespace
 
-std::string Key::hex() const { return fmt::format("{:016x}{:016x}", high, low); }
+std::string checksum_bytes(std::string_view before) {
+  const Key hash = hash_of(before);
+  Writer w;
+  w.number(hash.high);
+  w.number(hash.low);
+  return w.take();
+}
 
 DiskCache DiskCache::from_environment() {
   const auto value = [](const char* name) {

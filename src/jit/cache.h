@@ -1,32 +1,28 @@
 // Compiled kernels on disk, one file an entry, named by its key.
 //
-// An entry is trusted only when its magic, format, key, sizes and a checksum over all of it fit; anything else is a miss
-// and the entry is replaced. Entries are written to a temporary name in the same folder, fsynced and renamed, so a reader
-// sees a whole entry or none, and of two writers either may win. The folder must belong to this user and be writable by
-// nobody else, since what is in it is run. Where it cannot be used, kernels are compiled anew in each process and state()
-// says why.
+// An entry is trusted only when its magic, format, key, sizes and a checksum over all of it fit; anything else is a
+// miss and the entry is replaced. Entries are written to a temporary name in the same folder, fsynced and renamed, so a
+// reader sees a whole entry or none, and of two writers either may win. The folder must belong to this user and be
+// writable by nobody else, since what is in it is run. Where it cannot be used, kernels are compiled anew in each
+// process and state() says why.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "jit/hash.h"
 #include "jit/image.h"
 #include "ops/status.h"
 
 namespace tessera::jit {
 
-struct Key {
-  std::uint64_t high = 0;
-  std::uint64_t low = 0;
-
-  std::string hex() const;
-  bool operator==(const Key&) const = default;
-  bool operator<(const Key& other) const { return high != other.high ? high < other.high : low < other.low; }
-};
-
 constexpr std::uint32_t kCacheFormat = 1;
+
+// The last bytes of an entry: a checksum over all before them.
+std::string checksum_bytes(std::string_view before);
 
 struct CacheState {
   std::string directory;

@@ -1,21 +1,22 @@
 // A Config as the C++ text that makes it: by field name, never by position.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "contract/types.h"
+#include "ops/format.h"
 
 namespace tessera::jit {
 
 inline std::string literal(DType dtype) {
-  return dtype == DType::kFloat32 ? "DType::kFloat32" : dtype == DType::kFloat16 ? "DType::kFloat16" : "DType::kBFloat16";
+  return dtype == DType::kFloat32   ? "DType::kFloat32"
+         : dtype == DType::kFloat16 ? "DType::kFloat16"
+                                    : "DType::kBFloat16";
 }
 inline std::string literal(bool value) { return value ? "true" : "false"; }
-inline std::string literal(int value) { return fmt::format("{}", value); }
+inline std::string literal(int value) { return format("{}", value); }
 
 struct AnyField {
   template <class T>
@@ -45,7 +46,7 @@ std::string config_text(const char* type_name, const Config& config) {
   std::string text = std::string(type_name) + "{";
   const char* separator = "";
   visit_fields(config, [&](const char* field, const auto& value) {
-    text += fmt::format("{}.{} = {}", separator, field, literal(value));
+    text += format("{}.{} = {}", separator, field, literal(value));
     separator = ", ";
   });
   return text + "}";

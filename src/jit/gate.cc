@@ -1,7 +1,5 @@
 #include "jit/gate.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,6 +11,7 @@
 
 #include "contract/arch.h"
 #include "jit/nvrtc.h"
+#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -48,18 +47,17 @@ GateRow judge(const CompileRequest& request, bool use_cache) {
 
 std::string refusal(const Resources& r, int dynamic_smem_bytes, const std::string& arch) {
   const ArchLimits limits = limits_of(arch_number(arch));
-  if (limits.arch == 0) return fmt::format("the limits of {} are not known", arch);
+  if (limits.arch == 0) return format("the limits of {} are not known", arch);
   std::vector<std::string> reasons;
   if (r.registers < 0 || r.spill_store_bytes < 0) reasons.emplace_back("ptxas gave no report");
   if (r.spill_store_bytes > 0 || r.spill_load_bytes > 0) {
-    reasons.push_back(fmt::format("spills {} bytes out and {} in", r.spill_store_bytes, r.spill_load_bytes));
+    reasons.push_back(format("spills {} bytes out and {} in", r.spill_store_bytes, r.spill_load_bytes));
   }
   if (const int smem = r.static_smem_bytes + dynamic_smem_bytes; smem > limits.shared_memory_per_block) {
-    reasons.push_back(
-        fmt::format("{} bytes of shared memory, {} allows {}", smem, arch, limits.shared_memory_per_block));
+    reasons.push_back(format("{} bytes of shared memory, {} allows {}", smem, arch, limits.shared_memory_per_block));
   }
   if (r.wgmma_serialized) reasons.emplace_back("ptxas serialised wgmma");
-  return fmt::format("{}", fmt::join(reasons, "; "));
+  return join(reasons, "; ");
 }
 
 int GateReport::failures() const {

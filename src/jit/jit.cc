@@ -1,8 +1,5 @@
 #include "jit/jit.h"
 
-#include <fmt/format.h>
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -10,6 +7,7 @@
 #include <new>
 
 #include "jit/nvrtc.h"
+#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -17,11 +15,8 @@ namespace {
 // Fields of the key, each with its length before it, so that no two lists of fields give one text.
 class KeyText {
  public:
-  void add(const std::string& field) { text_ += fmt::format("{}:{};", field.size(), field); }
-  Key key() const {
-    const XXH128_hash_t hash = XXH3_128bits(text_.data(), text_.size());
-    return {hash.high64, hash.low64};
-  }
+  void add(const std::string& field) { text_ += format("{}:{};", field.size(), field); }
+  Key key() const { return hash_of(text_); }
 
  private:
   std::string text_;
@@ -65,11 +60,12 @@ MemoryCache& memory_cache() {
 }  // namespace
 
 std::string program_text(const KernelInstance& instance) {
-  const std::string bounds = instance.min_blocks > 0 ? fmt::format("{}, {}", instance.threads, instance.min_blocks)
-                                                     : fmt::format("{}", instance.threads);
-  return fmt::format(
+  const std::string bounds = instance.min_blocks > 0 ? format("{}, {}", instance.threads, instance.min_blocks)
+                                                     : format("{}", instance.threads);
+  return format(
       "#include \"{}\"\nusing namespace tessera;\n"
-      "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {} params) {{ {}<{}>(params); }}\n",
+      "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {} params) {{ {}<{}>(params); "
+      "}}\n",
       instance.header, bounds, kEntryPoint, instance.params, instance.entry, instance.config);
 }
 
@@ -83,8 +79,8 @@ Result<Key> key_of(const CompileRequest& request) {
   const auto compiler = nvrtc_info();
   if (!compiler.ok()) return compiler.status();
   KeyText text;
-  text.add(fmt::format("format {}", kCacheFormat));
-  text.add(fmt::format("nvrtc {}.{}", compiler->major, compiler->minor));
+  text.add(format("format {}", kCacheFormat));
+  text.add(format("nvrtc {}.{}", compiler->major, compiler->minor));
   text.add(program_text(request.instance));  // header, entry, Config and bounds
   for (const Source* source : reachable(request.instance.header, request.extra_sources)) {
     text.add(source->path);
@@ -131,8 +127,8 @@ Result<Found> get(const CompileRequest& request) try {
   }
   if (compiling_forbidden()) {
     return Status(TESSERA_COMPILE_FAILED,
-                  fmt::format("TESSERA_NO_COMPILE forbids compiling, and {} for {} is not in the cache folder {}",
-                              request.instance.name, target_name(request.target), disk.directory()));
+                  format("TESSERA_NO_COMPILE forbids compiling, and {} for {} is not in the cache folder {}",
+                         request.instance.name, target_name(request.target), disk.directory()));
   }
   auto compiled = compile(request);
   if (!compiled.ok()) return compiled.status();

@@ -48,7 +48,7 @@ std::vector<std::string> compile_options(const Target& target);
 struct CompileRequest {
   KernelInstance instance;
   Target target;
-  std::vector<Source> extra_sources = {};        // found before the embedded ones
+  std::vector<Source> extra_sources = {};  // found before the embedded ones
   std::vector<std::string> extra_options = {};
 };
 
@@ -68,10 +68,12 @@ struct Found {
   Origin origin = Origin::kCompiled;
 };
 
-// Any thread; threads that ask for the same image at once wait for one of them to make it. A cache folder that cannot be
-// used costs only time: cache_state() says why.
+// Any thread; threads that ask for the same image at once wait for one of them to make it. A cache folder that cannot
+// be used costs only time: cache_state() says why.
 Result<Found> get(const CompileRequest& request);
-inline Result<Found> get(const KernelInstance& instance, const Target& target) { return get({instance, target, {}, {}}); }
+inline Result<Found> get(const KernelInstance& instance, const Target& target) {
+  return get({instance, target, {}, {}});
+}
 
 // Of the folder that the environment names now.
 CacheState cache_state();

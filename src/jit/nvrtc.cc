@@ -1,7 +1,6 @@
 #include "jit/nvrtc.h"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
 #include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,6 +13,8 @@
 #include <memory>
 #include <mutex>
 #include <set>
+
+#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -62,9 +63,8 @@ std::vector<std::string> expand(const std::string& pattern) {
   std::vector<std::string> paths;
   if (glob(pattern.c_str(), 0, nullptr, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
-  std::sort(paths.begin(), paths.end(), [](const std::string& a, const std::string& b) {
-    return strverscmp(a.c_str(), b.c_str()) > 0;
-  });
+  std::sort(paths.begin(), paths.end(),
+            [](const std::string& a, const std::string& b) { return strverscmp(a.c_str(), b.c_str()) > 0; });
   return paths;
 }
 
@@ -138,8 +138,10 @@ Result<std::unique_ptr<Nvrtc>> open(const NvrtcPlace& place) {
   if (library == nullptr) return Status(TESSERA_COMPILE_FAILED, dlerror());
   auto nvrtc = std::make_unique<Nvrtc>();
   const bool complete =
-      resolve(library, "nvrtcVersion", nvrtc->version) && resolve(library, "nvrtcGetErrorString", nvrtc->error_string) &&
-      resolve(library, "nvrtcCreateProgram", nvrtc->create) && resolve(library, "nvrtcDestroyProgram", nvrtc->destroy) &&
+      resolve(library, "nvrtcVersion", nvrtc->version) &&
+      resolve(library, "nvrtcGetErrorString", nvrtc->error_string) &&
+      resolve(library, "nvrtcCreateProgram", nvrtc->create) &&
+      resolve(library, "nvrtcDestroyProgram", nvrtc->destroy) &&
       resolve(library, "nvrtcCompileProgram", nvrtc->compile) &&
       resolve(library, "nvrtcGetProgramLogSize", nvrtc->log_size) &&
       resolve(library, "nvrtcGetProgramLog", nvrtc->log) && resolve(library, "nvrtcGetCUBINSize", nvrtc->cubin_size) &&
@@ -152,14 +154,14 @@ Result<std::unique_ptr<Nvrtc>> open(const NvrtcPlace& place) {
   }
   if (major < 12) {
     dlclose(library);
-    return Status(TESSERA_COMPILE_FAILED, fmt::format("version {}.{}; 12.0 or newer is needed", major, minor));
+    return Status(TESSERA_COMPILE_FAILED, format("version {}.{}; 12.0 or newer is needed", major, minor));
   }
   // What dlopen really found, which for the loader's names is not what was asked for.
   Dl_info found = {};
   const bool known = dladdr(reinterpret_cast<const void*>(nvrtc->version), &found) != 0 && found.dli_fname != nullptr;
   nvrtc->info = {known ? found.dli_fname : place.path, place.reason, major, minor};
   // NVRTC opens its builtins by name alone and does not look beside itself; a library that is already there is found.
-  const std::string builtins = fmt::format("{}/libnvrtc-builtins.so.{}.{}", parent(nvrtc->info.path), major, minor);
+  const std::string builtins = format("{}/libnvrtc-builtins.so.{}.{}", parent(nvrtc->info.path), major, minor);
   if (is_file(builtins)) dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL);
   return nvrtc;
 }
@@ -173,7 +175,7 @@ Result<const Nvrtc*> nvrtc() {
   std::string tried;
   for (const NvrtcPlace& place : nvrtc_places()) {
     if (!place.exists) {
-      tried += fmt::format("\n  {} ({}): not there", place.path, place.reason);
+      tried += format("\n  {} ({}): not there", place.path, place.reason);
       continue;
     }
     auto opened = open(place);
@@ -181,12 +183,13 @@ Result<const Nvrtc*> nvrtc() {
       loaded = opened->release();
       return loaded;
     }
-    tried += fmt::format("\n  {} ({}): {}", place.path, place.reason, opened.status().message());
+    tried += format("\n  {} ({}): {}", place.path, place.reason, opened.status().message());
   }
-  return Status(TESSERA_COMPILE_FAILED,
-                "NVRTC, which compiles the kernels, was not found. Install the Python package nvidia-cuda-nvrtc or a CUDA "
-                "toolkit, or set TESSERA_NVRTC to libnvrtc.so or its folder. Looked at:" +
-                    tried);
+  return Status(
+      TESSERA_COMPILE_FAILED,
+      "NVRTC, which compiles the kernels, was not found. Install the Python package nvidia-cuda-nvrtc or a CUDA "
+      "toolkit, or set TESSERA_NVRTC to libnvrtc.so or its folder. Looked at:" +
+          tried);
 }
 
 struct ProgramOwner {
@@ -237,7 +240,8 @@ std::vector<NvrtcPlace> nvrtc_places() {
     if (is_folder(folder + "/nvidia")) list.add_site_packages(folder, "wheel beside the library");
   }
   for (const std::string& path : {program, library}) {
-    if (!path.empty()) list.add_prefix(parent(parent(path)) + "/venv", "wheel in the venv beside the program or library");
+    if (!path.empty())
+      list.add_prefix(parent(parent(path)) + "/venv", "wheel in the venv beside the program or library");
   }
   for (const char* name : kNames) list.add_loader(name);
   return list.take();
@@ -280,15 +284,15 @@ Result<NvrtcOutput> nvrtc_compile(const std::string& name, const std::string& pr
       continue;
     }
     if (result != kSuccess) {
-      return Status(TESSERA_COMPILE_FAILED, fmt::format("NVRTC {}.{} could not compile {}: {}\n{}", rtc.info.major,
-                                                        rtc.info.minor, name, rtc.error_string(result), log));
+      return Status(TESSERA_COMPILE_FAILED, format("NVRTC {}.{} could not compile {}: {}\n{}", rtc.info.major,
+                                                   rtc.info.minor, name, rtc.error_string(result), log));
     }
     NvrtcOutput output;
     output.image = ptx ? fetch(owner.program, rtc.ptx_size, rtc.ptx) : fetch(owner.program, rtc.cubin_size, rtc.cubin);
     output.log = std::move(log);
     output.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (output.image.empty()) {
-      return Status(TESSERA_COMPILE_FAILED, fmt::format("NVRTC gave no {} for {}", ptx ? "PTX" : "cubin", name));
+      return Status(TESSERA_COMPILE_FAILED, format("NVRTC gave no {} for {}", ptx ? "PTX" : "cubin", name));
     }
     return output;
   }

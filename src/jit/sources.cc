@@ -1,11 +1,9 @@
 #include "jit/sources.h"
 
-#include <xxhash.h>
-
-#include <fmt/format.h>
-
 #include <cctype>
 #include <map>
+
+#include "jit/hash.h"
 
 namespace tessera::jit {
 namespace {
@@ -94,8 +92,7 @@ std::string code_hash(std::string_view header) {
   for (const Source* source : reachable(header, {})) {
     all += source->path + '\n' + strip_comments(source->text) + '\0';
   }
-  const XXH128_hash_t hash = XXH3_128bits(all.data(), all.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+  return hash_of(all).hex();
 }
 
 }  // namespace tessera::jit

@@ -21,7 +21,8 @@ std::vector<const Source*> reachable(std::string_view header, const std::vector<
 // Without comments and with runs of blanks made one, so that a hash of the result changes only when code does.
 std::string strip_comments(std::string_view text);
 
-// Hash (hex) of the code of a header and all that it includes, comments stripped: which version of a kernel was verified.
+// Hash (hex) of the code of a header and all that it includes, comments stripped: which version of a kernel was
+// verified.
 std::string code_hash(std::string_view header);
 
 }  // namespace tessera::jit

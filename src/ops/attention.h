@@ -91,8 +91,8 @@ struct AttentionArgs {
   RowView d_lse;          // backward: read, null where !with_dlse
   TensorView dq, dk, dv;  // backward: written
 
-  const float* alibi_slopes = nullptr;   // [Hq], or [B, Hq]
-  std::int64_t alibi_batch_stride = 0;   // 0 where shared by the batch
+  const float* alibi_slopes = nullptr;  // [Hq], or [B, Hq]
+  std::int64_t alibi_batch_stride = 0;  // 0 where shared by the batch
 
   const std::int32_t* cu_seqlens_q = nullptr;  // [B + 1], where varlen
   const std::int32_t* cu_seqlens_k = nullptr;

@@ -1,5 +1,5 @@
-// Every kernel the library can compile, as instances: what the ops launch, the compile gate checks and `tessera compile`
-// prints.
+// Every kernel the library can compile, as instances: what the ops launch, the compile gate checks and `tessera
+// compile` prints.
 #pragma once
 
 #include <string>

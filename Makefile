@@ -1,0 +1,79 @@
+# make demo   set-up, build, and a first look: doctor, a correctness pass, a benchmark table
+# make test   set-up, build, and every gate
+BUILD ?= build
+JOBS ?= $(shell nproc)
+TESSERA = $(BUILD)/bin/tessera
+ARCHS = sm_75,sm_80,sm_86,sm_89,sm_90a
+
+SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
+LINTED = $(filter src/%.cc cases/%.cc,$(SOURCES))
+CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+
+.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo          set-up, build, then doctor, a correctness pass and a benchmark table'
+	@echo 'make test          set-up, build, then every gate'
+	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
+	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
+	@echo 'make format        clang-format over every source'
+	@echo 'single gates:      unit compile-gate asan tsan consumers format-check lint'
+
+setup:
+	@scripts/setup.sh $(BUILD)
+
+build: setup
+	@$(CMAKE) -S . -B $(BUILD) > $(BUILD)/configure.log || { cat $(BUILD)/configure.log; exit 1; }
+	@cmake --build $(BUILD) -j $(JOBS)
+
+demo: build
+	@$(TESSERA) doctor
+	@$(TESSERA) verify --suite quick --progress
+	@$(TESSERA) bench --progress
+
+# Cheap gates first. Each is a target of its own, so that one can be run alone.
+test: build
+	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers asan tsan
+	@echo 'all gates passed'
+
+unit: build
+	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
+
+compile-gate: build
+	@$(TESSERA) compile --arch $(ARCHS)
+
+asan: setup
+	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
+	@cmake --build $(BUILD)/asan -j $(JOBS)
+	@ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure
+
+tsan: setup
+	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
+	@cmake --build $(BUILD)/tsan -j $(JOBS) --target thread_tests
+	@ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads
+
+consumers: build
+	@tests/consumer/run.sh $(BUILD)
+
+format:
+	@clang-format -i $(SOURCES)
+
+format-check: setup
+	@clang-format --dry-run --Werror $(SOURCES) && echo 'format: $(words $(SOURCES)) files'
+
+lint: build
+	@$(MAKE) --no-print-directory -k -j $(JOBS) $(LINTED:%=$(BUILD)/lint/%.ok) && echo 'lint: $(words $(LINTED)) files'
+
+$(BUILD)/lint/%.ok: % .clang-tidy
+	@mkdir -p $(@D)
+	@clang-tidy --quiet -p $(BUILD) $< > $@.log 2>&1 || { cat $@.log; exit 1; }
+	@touch $@
+
+bench-cpu: build
+	@$(BUILD)/venv/bin/python -c 'import torch' 2>/dev/null || \
+	  $(BUILD)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
+	@$(BUILD)/venv/bin/python bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so
+
+clean:
+	rm -rf $(BUILD)

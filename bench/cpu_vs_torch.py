@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""Tessera's CPU attention beside PyTorch's scaled_dot_product_attention: same process, same threads, same tensors.
+
+Forward and backward of B=1 H=8, D=64 and 80, S=512, 2048, 4096, causal and not, fp32 and bf16. Each result is first
+checked against fp64 arithmetic; then the two are timed in turn, round after round, so that whatever else the machine
+does hits both alike. The table has medians.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROBE = "import torch; a = torch.randn(64, 64, dtype=torch.bfloat16); print((a @ a).sum().item())"
+ISA_LIMIT = "AVX512_CORE_BF16"
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class DType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", DType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+TensorPtr = ctypes.POINTER(Tensor)
+
+
+class Attention(ctypes.Structure):
+    _fields_ = (
+        [("struct_size", ctypes.c_size_t)]
+        + [(name, TensorPtr) for name in ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")]
+        + [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("alibi_slopes", TensorPtr)]
+        + [("flags", ctypes.c_uint32), ("alignment", ctypes.c_int)]
+        + [("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64)]
+        + [("cu_seqlens_q", TensorPtr), ("cu_seqlens_k", TensorPtr)]
+        + [("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)]
+        + [("cache_seqlens", TensorPtr), ("page_table", TensorPtr)]
+    )
+
+
+FORWARD, BACKWARD = 0, 1
+
+
+class Tessera:
+    """The few functions of the C ABI that the benchmark needs."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(str(path))
+        self.lib.tessera_last_error.restype = ctypes.c_char_p
+        self.lib.tessera_version.restype = ctypes.c_char_p
+        self.lib.tessera_plan_workspace.restype = ctypes.c_size_t
+        self.lib.tessera_plan_workspace.argtypes = [ctypes.c_void_p]
+        self.lib.tessera_plan_destroy.argtypes = [ctypes.c_void_p]
+        self.lib.tessera_plan_explain.restype = ctypes.c_char_p
+        self.lib.tessera_plan_explain.argtypes = [ctypes.c_void_p]
+        self.lib.tessera_plan_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
+                                              ctypes.c_void_p]
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(self.lib.tessera_last_error().decode())
+
+    def version(self):
+        return self.lib.tessera_version().decode()
+
+    def set_threads(self, threads):
+        self.check(self.lib.tessera_set_num_threads(ctypes.c_int32(threads)))
+
+
+def view(tensor):
+    """A tessera_tensor on a torch tensor; [B, H, S, D] is passed as [B, S, H, D] by its strides."""
+    import torch
+
+    if tensor.dim() == 4:
+        tensor = tensor.transpose(1, 2)
+    codes = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
+    code, bits = codes[tensor.dtype]
+    rank = tensor.dim()
+    shape = (ctypes.c_int64 * rank)(*tensor.shape)
+    strides = (ctypes.c_int64 * rank)(*tensor.stride())
+    return Tensor(tensor.data_ptr(), Device(1, 0), rank, DType(code, bits, 1), shape, strides, 0)
+
+
+class Plan:
+    """A planned call on fixed tensors: run() is the library's call and nothing else."""
+
+    def __init__(self, tessera, op, causal, **tensors):
+        import torch
+
+        self.tessera = tessera
+        self.views = {name: view(tensor) for name, tensor in tensors.items()}
+        self.args = Attention(struct_size=ctypes.sizeof(Attention), flags=1 if causal else 0, alignment=1,
+                              window_left=-1, window_right=-1)
+        for name, tensor in self.views.items():
+            setattr(self.args, name, ctypes.pointer(tensor))
+        self.plan = ctypes.c_void_p()
+        tessera.check(tessera.lib.tessera_plan_create(ctypes.c_int(op), ctypes.byref(self.args),
+                                                      ctypes.byref(self.plan)))
+        self.bytes = tessera.lib.tessera_plan_workspace(self.plan)
+        self.memory = torch.empty(self.bytes + 256, dtype=torch.uint8)
+        address = self.memory.data_ptr()
+        self.workspace = address + (-address) % 256
+
+    def run(self):
+        self.tessera.check(self.tessera.lib.tessera_plan_run(self.plan, ctypes.byref(self.args), self.workspace,
+                                                             self.bytes, None))
+
+    def close(self):
+        self.tessera.lib.tessera_plan_destroy(self.plan)
+
+
+def reference(q, k, v, do, causal):
+    """fp64 forward and gradients, one head at a time."""
+    import torch
+
+    results = [torch.empty_like(x, dtype=torch.float64) for x in (q, q, k, v)]
+    for head in range(q.shape[1]):
+        q1, k1, v1 = (x[:, head].double().requires_grad_() for x in (q, k, v))
+        scores = q1 @ k1.transpose(1, 2) / q.shape[-1] ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+        out = torch.softmax(scores, -1) @ v1
+        out.backward(do[:, head].double())
+        for to, value in zip(results, (out.detach(), q1.grad, k1.grad, v1.grad)):
+            to[:, head] = value
+    return results
+
+
+def relative_error(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def measure(candidates, budget, least):
+    """Median milliseconds of each callable, taken in turn."""
+    for run in candidates.values():
+        run()
+    times = {name: [] for name in candidates}
+    start = time.perf_counter()
+    while True:
+        for name, run in candidates.items():
+            begin = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - begin)
+        rounds = len(next(iter(times.values())))
+        if rounds >= least and time.perf_counter() - start > budget:
+            return {name: 1e3 * statistics.median(values) for name, values in times.items()}, rounds
+
+
+def run_cell(tessera, dtype, dim, seq, causal, args):
+    import torch
+    import torch.nn.functional as functional
+
+    torch.manual_seed(seq + dim)
+    shape = (1, args.heads, seq, dim)
+    q, k, v, do = (torch.randn(shape).to(dtype) for _ in range(4))
+    out, dq, dk, dv = (torch.empty_like(q) for _ in range(4))
+    lse = torch.empty(shape[:3])
+    forward = Plan(tessera, FORWARD, causal, q=q, k=k, v=v, out=out, lse=lse)
+    backward = Plan(tessera, BACKWARD, causal, q=q, k=k, v=v, out=out, lse=lse, dout=do, dq=dq, dk=dk, dv=dv)
+    forward.run()
+    backward.run()
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch_out = functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+
+    def torch_forward():
+        with torch.no_grad():
+            functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def torch_backward():
+        torch.autograd.grad(torch_out, leaves, do, retain_graph=True)
+
+    errors = {}
+    if seq <= args.check_up_to:
+        torch_results = [torch_out.detach(), *torch.autograd.grad(torch_out, leaves, do, retain_graph=True)]
+        for name, ours, theirs, want in zip(("out", "dq", "dk", "dv"), (out, dq, dk, dv), torch_results,
+                                            reference(q, k, v, do, causal)):
+            errors[name] = (relative_error(ours, want), relative_error(theirs, want))
+            limit = max(2 * errors[name][1], 1e-6 if dtype == torch.float32 else 1e-2)
+            if not errors[name][0] <= limit:
+                raise RuntimeError(f"{name} is off by {errors[name][0]:.2e} (PyTorch by {errors[name][1]:.2e})")
+
+    pairs = seq * (seq + 1) // 2 if causal else seq * seq
+    cells = []
+    for op, ours, theirs, products in (("forward", forward.run, torch_forward, 2),
+                                       ("backward", backward.run, torch_backward, 5)):
+        times, rounds = measure({"tessera": ours, "torch": theirs}, args.seconds, args.rounds)
+        flops = 2 * products * pairs * dim * args.heads
+        cells.append({
+            "op": op, "dtype": str(dtype).split(".")[-1], "D": dim, "S": seq, "causal": causal, "rounds": rounds,
+            "tessera_ms": times["tessera"], "torch_ms": times["torch"],
+            "tessera_gflops": flops / times["tessera"] / 1e6, "torch_gflops": flops / times["torch"] / 1e6,
+            "ratio": times["torch"] / times["tessera"], "errors": errors,
+        })
+    forward.close()
+    backward.close()
+    return cells
+
+
+HEADER = ("op", "dtype", "D", "S", "mask", "Tessera ms", "PyTorch ms", "Tessera GFLOP/s", "PyTorch GFLOP/s", "ratio")
+
+
+def as_row(cell):
+    return (cell["op"], cell["dtype"], str(cell["D"]), str(cell["S"]), "causal" if cell["causal"] else "none",
+            f"{cell['tessera_ms']:.2f}", f"{cell['torch_ms']:.2f}", f"{cell['tessera_gflops']:.0f}",
+            f"{cell['torch_gflops']:.0f}", f"{cell['ratio']:.2f}")
+
+
+def describe(facts):
+    lines = [
+        f"CPU: {facts['cpu']}; {facts['threads']} threads; {facts['date']}.",
+        f"Tessera {facts['tessera']} ({facts['kernel']}); PyTorch {facts['torch']}.",
+        f"B=1, H={facts['heads']}, tensors [B, H, S, D] contiguous. Medians, taken in turn. "
+        "GFLOP/s count visible pairs only: 2 products forward, 5 backward. ratio = PyTorch ms / Tessera ms.",
+    ]
+    if facts["onednn_limited"]:
+        lines.append(f"PyTorch's bf16 matmul dies of an illegal instruction on this machine; it runs here with "
+                     f"ONEDNN_MAX_CPU_ISA={ISA_LIMIT}.")
+    return lines
+
+
+def as_markdown(facts, cells):
+    lines = ["# CPU attention beside PyTorch", "", "Written by `bench/cpu_vs_torch.py --markdown`.", ""]
+    lines += describe(facts) + ["", "| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    lines += ["| " + " | ".join(as_row(cell)) + " |" for cell in cells]
+    return "\n".join(lines) + "\n"
+
+
+def cpu_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", default=str(ROOT / "build/lib/libtessera.so"), help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2, help="of both (default: %(default)s)")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 80])
+    parser.add_argument("--seqs", type=int, nargs="+", default=[512, 2048, 4096])
+    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="to spend on a cell, at least (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="of a cell, at least (default: %(default)s)")
+    parser.add_argument("--check-up-to", type=int, default=2048, help="longest S to check against fp64 (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="S=512 and 2048 only, few rounds")
+    parser.add_argument("--json", metavar="FILE", help="write the cells here")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table here")
+    args = parser.parse_args()
+    if args.quick:
+        args.seqs, args.seconds, args.rounds = [512, 2048], 0.3, 3
+    if not pathlib.Path(args.library).exists():
+        sys.exit(f"no library at {args.library}: build Tessera first, or name it with --library")
+
+    limited = False
+    if "bf16" in args.dtypes and "ONEDNN_MAX_CPU_ISA" not in os.environ:
+        probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True)
+        if probe.returncode < 0:  # killed by a signal
+            os.environ["ONEDNN_MAX_CPU_ISA"] = ISA_LIMIT
+            limited = True
+    import torch
+
+    torch.set_num_threads(args.threads)
+    tessera = Tessera(args.library)
+    tessera.set_threads(args.threads)
+    probe_q = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16)
+    plan = Plan(tessera, FORWARD, False, q=probe_q, k=probe_q, v=probe_q, out=torch.empty_like(probe_q))
+    plan.close()
+    facts = {
+        "cpu": cpu_name(), "threads": args.threads, "date": datetime.date.today().isoformat(),
+        "tessera": tessera.version(), "kernel": kernel_name(tessera), "torch": torch.__version__,
+        "heads": args.heads, "onednn_limited": limited,
+    }
+    for line in describe(facts):
+        print(line)
+    widths = [max(len(title), 8) for title in HEADER]
+    print("  ".join(title.rjust(width) for title, width in zip(HEADER, widths)))
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    todo = [(types[t], d, s, c) for t in args.dtypes for d in args.dims for s in args.seqs for c in (False, True)]
+    cells = []
+    for number, (dtype, dim, seq, causal) in enumerate(todo, 1):
+        if sys.stderr.isatty():
+            print(f"\r[{number}/{len(todo)}] {dtype} D={dim} S={seq}\033[K", end="", file=sys.stderr, flush=True)
+        new = run_cell(tessera, dtype, dim, seq, causal, args)
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        for cell in new:
+            print("  ".join(text.rjust(width) for text, width in zip(as_row(cell), widths)), flush=True)
+        cells += new
+    ratios = [cell["ratio"] for cell in cells]
+    slower = sum(ratio < 1 for ratio in ratios)
+    print(f"{len(cells)} cells, Tessera slower in {slower}; ratio {min(ratios):.2f} to {max(ratios):.2f}, "
+          f"median {statistics.median(ratios):.2f}")
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps({"facts": facts, "cells": cells}, indent=1) + "\n")
+    if args.markdown:
+        pathlib.Path(args.markdown).write_text(as_markdown(facts, cells))
+
+
+def kernel_name(tessera):
+    """The instruction sets in use, from the CPU kernel's own explanation."""
+    import torch
+
+    q = torch.empty(1, 1, 8, 64)
+    plan = Plan(tessera, FORWARD, False, q=q, k=q, v=q, out=torch.empty_like(q))
+    text = tessera.lib.tessera_plan_explain(plan.plan).decode()
+    plan.close()
+    for line in text.splitlines():
+        if "avx" in line or "sse" in line:
+            return line.strip()
+    return "CPU"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+// A case's tensors as the C ABI takes them: typed memory with the case's strides, gaps filled with NaN, outputs
+// poisoned with NaN. The memory may be moved to a device and back.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "cases/cases.h"
+#include "tessera/tessera.h"
+
+namespace tessera::cases {
+
+// One tensor and the memory it lives in. Not copyable: `tensor` points into the object.
+struct Buffer {
+  std::vector<std::byte> storage;  // gaps included
+  std::array<std::int64_t, 4> shape{};
+  std::array<std::int64_t, 4> strides{};  // in elements
+  tessera_tensor tensor{};
+  bool written = false;  // by the op; gaps of such a tensor must still be poisoned afterwards
+
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  bool used() const { return tensor.ndim > 0; }
+  const tessera_tensor* view() const { return used() ? &tensor : nullptr; }
+};
+
+class Buffers {
+ public:
+  // backward reads o and lse from `saved`, the oracle's, rounded to their types.
+  Buffers(const Case& c, const oracle::Inputs& inputs, const oracle::Outputs* saved);
+
+  tessera_attention_op op() const;
+  tessera_attention args() const;
+  std::vector<Buffer*> all();  // those in use
+
+  void poison();  // fills what the op writes with NaN again
+
+  // What the op wrote, read from host memory. Rows that belong to no sequence are taken from `expected`: nothing is
+  // promised about them.
+  oracle::Outputs results(const oracle::Outputs& expected) const;
+
+  // Empty, or a sentence about the first byte between the elements of an output that was written to.
+  std::string damage() const;
+
+ private:
+  void add(Buffer& buffer, const oracle::HostTensor& values, DType dtype, Layout layout, int rank, bool written);
+  void add(Buffer& buffer, const std::vector<std::int32_t>& values, std::int64_t rows);
+
+  const Case& case_;
+  const oracle::Inputs& inputs_;
+  Buffer q_, k_, v_, o_, lse_, d_o_, d_lse_, dq_, dk_, dv_, slopes_, cu_q_, cu_k_, cache_lengths_, page_table_;
+};
+
+}  // namespace tessera::cases

@@ -1,0 +1,207 @@
+// Tessera for C++20: a thin skin over the C ABI. Views instead of raw structs, exceptions instead of status codes.
+//
+//   std::vector<float> q(...), k(...), v(...), o(...);
+//   tessera::attention_forward({.q = {q.data(), tessera::kFloat32, {B, S, H, D}}, .k = ..., .v = ..., .out = ...,
+//                               .causal = true});
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "tessera/tessera.h"
+
+namespace tessera {
+
+class Error : public std::runtime_error {
+ public:
+  Error(tessera_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
+  tessera_status status() const noexcept { return status_; }
+
+ private:
+  tessera_status status_;
+};
+
+inline constexpr tessera_dtype kFloat32{TESSERA_FLOAT, 32, 1};
+inline constexpr tessera_dtype kFloat16{TESSERA_FLOAT, 16, 1};
+inline constexpr tessera_dtype kBFloat16{TESSERA_BFLOAT, 16, 1};
+inline constexpr tessera_dtype kInt32{TESSERA_INT, 32, 1};
+
+// A view of memory that stays the caller's. A default-made Tensor stands for one that is not given.
+class Tensor {
+ public:
+  static constexpr std::size_t kMaxRank = 4;
+
+  Tensor() = default;
+
+  // strides in elements; none: row-major and compact.
+  Tensor(const void* data, tessera_dtype dtype, std::initializer_list<std::int64_t> shape,
+         std::initializer_list<std::int64_t> strides = {}, tessera_device device = {TESSERA_CPU, 0})
+      : data_(const_cast<void*>(data)), dtype_(dtype), device_(device), rank_(static_cast<std::int32_t>(shape.size())) {
+    if (shape.size() > kMaxRank || (strides.size() != 0 && strides.size() != shape.size())) {
+      throw Error(TESSERA_INVALID_ARGUMENT, "a Tensor has at most 4 dims, and a stride for each or none");
+    }
+    has_strides_ = strides.size() != 0;
+    std::copy(shape.begin(), shape.end(), shape_.begin());
+    std::copy(strides.begin(), strides.end(), strides_.begin());
+  }
+
+  bool given() const noexcept { return rank_ > 0; }
+
+  // The C view; it points into this Tensor.
+  tessera_tensor view() const noexcept {
+    return {data_,
+            device_,
+            rank_,
+            dtype_,
+            const_cast<std::int64_t*>(shape_.data()),
+            has_strides_ ? const_cast<std::int64_t*>(strides_.data()) : nullptr,
+            0};
+  }
+
+ private:
+  void* data_ = nullptr;
+  tessera_dtype dtype_{};
+  tessera_device device_{TESSERA_CPU, 0};
+  std::int32_t rank_ = 0;
+  bool has_strides_ = false;
+  std::array<std::int64_t, kMaxRank> shape_{};
+  std::array<std::int64_t, kMaxRank> strides_{};
+};
+
+// The arguments of all three ops; tessera_attention in tessera.h says what each is.
+struct Attention {
+  Tensor q{}, k{}, v{}, out{}, lse{};
+  Tensor dout{}, dlse{}, dq{}, dk{}, dv{};
+  float scale = 0;
+  float softcap = 0;
+  Tensor alibi_slopes{};
+  bool causal = false;
+  bool deterministic = false;
+  tessera_alignment alignment = TESSERA_ALIGN_UNSPECIFIED;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  Tensor cu_seqlens_q{}, cu_seqlens_k{};
+  std::int64_t max_seqlen_q = 0;
+  std::int64_t max_seqlen_k = 0;
+  Tensor cache_seqlens{}, page_table{};
+};
+
+namespace detail {
+
+inline void throw_unless_ok(tessera_status status) {
+  if (status != TESSERA_OK) throw Error(status, tessera_last_error());
+}
+
+// An Attention in C's terms. Points into the Attention it was made from and into itself: neither copied nor moved.
+class Lowered {
+ public:
+  explicit Lowered(const Attention& a) {
+    args_.q = tensor(a.q);
+    args_.k = tensor(a.k);
+    args_.v = tensor(a.v);
+    args_.out = tensor(a.out);
+    args_.lse = tensor(a.lse);
+    args_.dout = tensor(a.dout);
+    args_.dlse = tensor(a.dlse);
+    args_.dq = tensor(a.dq);
+    args_.dk = tensor(a.dk);
+    args_.dv = tensor(a.dv);
+    args_.scale = a.scale;
+    args_.softcap = a.softcap;
+    args_.alibi_slopes = tensor(a.alibi_slopes);
+    if (a.causal) args_.flags |= TESSERA_CAUSAL;
+    if (a.deterministic) args_.flags |= TESSERA_DETERMINISTIC;
+    args_.alignment = a.alignment;
+    args_.window_left = a.window_left;
+    args_.window_right = a.window_right;
+    args_.cu_seqlens_q = tensor(a.cu_seqlens_q);
+    args_.cu_seqlens_k = tensor(a.cu_seqlens_k);
+    args_.max_seqlen_q = a.max_seqlen_q;
+    args_.max_seqlen_k = a.max_seqlen_k;
+    args_.cache_seqlens = tensor(a.cache_seqlens);
+    args_.page_table = tensor(a.page_table);
+  }
+  Lowered(const Lowered&) = delete;
+  Lowered& operator=(const Lowered&) = delete;
+
+  const tessera_attention* get() const noexcept { return &args_; }
+
+ private:
+  static constexpr std::size_t kTensors = 15;
+
+  const tessera_tensor* tensor(const Tensor& t) {
+    if (!t.given()) return nullptr;
+    views_[count_] = t.view();
+    return &views_[count_++];
+  }
+
+  std::array<tessera_tensor, kTensors> views_{};
+  std::size_t count_ = 0;
+  tessera_attention args_ = TESSERA_ATTENTION_INIT;
+};
+
+inline void run(tessera_attention_op op, const Attention& attention, void* stream) {
+  const Lowered lowered(attention);
+  std::size_t bytes = 0;
+  throw_unless_ok(tessera_attention_workspace(op, lowered.get(), &bytes));
+  if (bytes > 0 && attention.q.view().device.type != TESSERA_CPU) {
+    throw Error(TESSERA_INVALID_ARGUMENT, "this call needs device memory as workspace: make a Plan and give it some");
+  }
+  const auto workspace = std::make_unique<std::byte[]>(bytes);
+  throw_unless_ok(tessera_attention_run(op, lowered.get(), workspace.get(), bytes, stream));
+}
+
+}  // namespace detail
+
+inline void attention_forward(const Attention& attention, void* stream = nullptr) {
+  detail::run(TESSERA_ATTENTION_FORWARD, attention, stream);
+}
+inline void attention_backward(const Attention& attention, void* stream = nullptr) {
+  detail::run(TESSERA_ATTENTION_BACKWARD, attention, stream);
+}
+inline void attention_decode(const Attention& attention, void* stream = nullptr) {
+  detail::run(TESSERA_ATTENTION_DECODE, attention, stream);
+}
+
+// A problem checked and a kernel chosen once, to be run often: no compiling, no allocation.
+class Plan {
+ public:
+  Plan(tessera_attention_op op, const Attention& attention) {
+    tessera_plan* plan = nullptr;
+    detail::throw_unless_ok(tessera_plan_create(op, detail::Lowered(attention).get(), &plan));
+    plan_.reset(plan);
+  }
+
+  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
+  std::string explain() const { return tessera_plan_explain(plan_.get()); }
+
+  void run(const Attention& attention, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    detail::throw_unless_ok(tessera_plan_run(plan_.get(), detail::Lowered(attention).get(), workspace, bytes, stream));
+  }
+
+ private:
+  struct Destroy {
+    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
+  };
+  std::unique_ptr<tessera_plan, Destroy> plan_;
+};
+
+// Which kernel serves this, and why the others do not. arch as in tessera_attention_explain.
+inline std::string explain(tessera_attention_op op, const Attention& attention, const char* arch = nullptr) {
+  const detail::Lowered lowered(attention);
+  std::size_t needed = 0;
+  detail::throw_unless_ok(tessera_attention_explain(op, lowered.get(), arch, nullptr, 0, &needed));
+  std::string text(needed, '\0');
+  detail::throw_unless_ok(tessera_attention_explain(op, lowered.get(), arch, text.data(), text.size(), nullptr));
+  text.resize(needed - 1);
+  return text;
+}
+
+}  // namespace tessera

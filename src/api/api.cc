@@ -1,0 +1,238 @@
+// Bodies of the C ABI: check, select, run. Nothing is decided here.
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "api/check.h"
+#include "api/error.h"
+#include "api/tensor.h"
+#include "cpu/attention.h"
+#include "cuda/device.h"
+#include "ops/format.h"
+#include "select/attention.h"
+#include "select/device.h"
+#include "tessera/tessera.h"
+
+using tessera::AttentionProblem;
+using tessera::format;
+using tessera::Result;
+using tessera::Status;
+using tessera::api::check_attention;
+using tessera::api::CheckedAttention;
+using tessera::api::guarded;
+using tessera::api::invalid;
+using tessera::api::Look;
+using tessera::select::Candidate;
+using tessera::select::Device;
+
+struct tessera_plan {
+  AttentionProblem problem;
+  tessera_device place{};
+  Device device;
+  Candidate chosen;
+  std::string explanation;
+};
+
+namespace {
+
+constexpr std::uintptr_t kWorkspaceAlignment = 256;
+
+std::atomic<std::int32_t> requested_threads{0};  // 0: the default
+
+std::int32_t threads_in_use() {
+  const std::int32_t requested = requested_threads.load(std::memory_order_relaxed);
+  return requested > 0 ? requested : tessera::cpu::default_threads();
+}
+
+Result<Device> device_at(tessera_device place) {
+  if (place.type == TESSERA_CPU) return tessera::select::cpu_device(threads_in_use());
+  auto info = tessera::cuda::device(place.index);
+  if (!info.ok()) return info.status();
+  Device device;
+  device.kind = Device::Kind::kCuda;
+  device.name = format("cuda:{}, {}, {}", place.index, info->name, tessera::cuda::arch_of(*info));
+  device.compute = 10 * info->major + info->minor;
+  device.shared_memory_per_block = static_cast<std::size_t>(info->shared_memory_per_block_optin);
+  return device;
+}
+
+enum class Explained : bool { kNo, kYes };
+
+Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explained) {
+  auto device = device_at(checked.device);
+  if (!device.ok()) return device.status();
+  auto selection = tessera::select::select_attention(checked.args.problem, *device);
+  tessera_plan plan;
+  if (selection.candidates.empty() || explained == Explained::kYes) {
+    plan.explanation = tessera::select::explain(checked.args.problem, *device, selection);
+  }
+  if (selection.candidates.empty()) return Status(TESSERA_UNSUPPORTED, plan.explanation);
+  plan.problem = checked.args.problem;
+  plan.place = checked.device;
+  plan.device = *std::move(device);
+  plan.chosen = std::move(selection.candidates.front());
+  // Room to align within: callers may pass any pointer.
+  if (plan.chosen.workspace > 0) plan.chosen.workspace += kWorkspaceAlignment - 1;
+  return plan;
+}
+
+Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes) {
+  if (bytes < plan.chosen.workspace) {
+    return invalid(format("workspace_bytes is {}; {} are needed", bytes, plan.chosen.workspace));
+  }
+  if (workspace == nullptr && plan.chosen.workspace > 0) {
+    return invalid(format("workspace is null; {} bytes are needed", plan.chosen.workspace));
+  }
+  const auto address =
+      (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
+  return tessera::cpu::run(checked.args, plan.device.threads, reinterpret_cast<void*>(address));
+}
+
+// A packed batch may be run with other lengths than it was planned with, as long as none is longer.
+bool covers(const AttentionProblem& planned, AttentionProblem given) {
+  if (planned.varlen && given.varlen && given.seq_q <= planned.seq_q && given.seq_k <= planned.seq_k) {
+    given.seq_q = planned.seq_q;
+    given.seq_k = planned.seq_k;
+  }
+  return given == planned;
+}
+
+}  // namespace
+
+std::string& tessera::api::last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+const char* tessera_version(void) {
+#define TESSERA_TEXT_(x) #x
+#define TESSERA_TEXT(x) TESSERA_TEXT_(x)
+  return TESSERA_TEXT(TESSERA_VERSION_MAJOR) "." TESSERA_TEXT(TESSERA_VERSION_MINOR) "." TESSERA_TEXT(
+      TESSERA_VERSION_PATCH);
+#undef TESSERA_TEXT
+#undef TESSERA_TEXT_
+}
+
+const char* tessera_status_name(tessera_status status) {
+  switch (status) {
+    case TESSERA_OK:
+      return "ok";
+    case TESSERA_INVALID_ARGUMENT:
+      return "invalid_argument";
+    case TESSERA_UNSUPPORTED:
+      return "unsupported";
+    case TESSERA_OUT_OF_MEMORY:
+      return "out_of_memory";
+    case TESSERA_NO_DEVICE:
+      return "no_device";
+    case TESSERA_COMPILE_FAILED:
+      return "compile_failed";
+    case TESSERA_CUDA_FAILED:
+      return "cuda_failed";
+    case TESSERA_INTERNAL:
+      return "internal";
+  }
+  return "unknown";
+}
+
+const char* tessera_last_error(void) { return tessera::api::last_error().c_str(); }
+
+tessera_status tessera_set_num_threads(int32_t threads) {
+  return guarded([&]() -> Status {
+    constexpr std::int32_t kMost = 1024;
+    if (threads < 0 || threads > kMost) {
+      return invalid(format("threads is {}; 1 to {} are accepted, 0 for the default", threads, kMost));
+    }
+    requested_threads.store(threads, std::memory_order_relaxed);
+    return {};
+  });
+}
+
+int32_t tessera_num_threads(void) { return threads_in_use(); }
+
+tessera_status tessera_plan_create(tessera_attention_op op, const tessera_attention* args, tessera_plan** plan) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return invalid("plan is null");
+    auto checked = check_attention(op, args, Look::kEverything);
+    if (!checked.ok()) return checked.status();
+    auto made = make_plan(*checked, Explained::kYes);
+    if (!made.ok()) return made.status();
+    *plan = new tessera_plan(*std::move(made));
+    return {};
+  });
+}
+
+void tessera_plan_destroy(tessera_plan* plan) { delete plan; }
+
+size_t tessera_plan_workspace(const tessera_plan* plan) { return plan != nullptr ? plan->chosen.workspace : 0; }
+
+const char* tessera_plan_explain(const tessera_plan* plan) { return plan != nullptr ? plan->explanation.c_str() : ""; }
+
+tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attention* args, void* workspace,
+                                size_t workspace_bytes, void* stream) {
+  (void)stream;
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return invalid("plan is null");
+    const auto op = static_cast<tessera_attention_op>(plan->problem.op);
+    auto checked = check_attention(op, args, Look::kEverything);
+    if (!checked.ok()) return checked.status();
+    if (!covers(plan->problem, checked->args.problem)) {
+      return invalid(format("args ask for {}; the plan was made for {}",
+                            tessera::select::describe(checked->args.problem),
+                            tessera::select::describe(plan->problem)));
+    }
+    if (checked->device.type != plan->place.type || checked->device.index != plan->place.index) {
+      return invalid(format("args are on {}; the plan was made for {}", tessera::api::describe(checked->device),
+                            tessera::api::describe(plan->place)));
+    }
+    return run(*plan, *checked, workspace, workspace_bytes);
+  });
+}
+
+tessera_status tessera_attention_workspace(tessera_attention_op op, const tessera_attention* args, size_t* bytes) {
+  return guarded([&]() -> Status {
+    if (bytes == nullptr) return invalid("bytes is null");
+    auto checked = check_attention(op, args, Look::kEverything);
+    if (!checked.ok()) return checked.status();
+    auto plan = make_plan(*checked, Explained::kNo);
+    if (!plan.ok()) return plan.status();
+    *bytes = plan->chosen.workspace;
+    return {};
+  });
+}
+
+tessera_status tessera_attention_run(tessera_attention_op op, const tessera_attention* args, void* workspace,
+                                     size_t workspace_bytes, void* stream) {
+  (void)stream;
+  return guarded([&]() -> Status {
+    auto checked = check_attention(op, args, Look::kEverything);
+    if (!checked.ok()) return checked.status();
+    auto plan = make_plan(*checked, Explained::kNo);
+    if (!plan.ok()) return plan.status();
+    return run(*plan, *checked, workspace, workspace_bytes);
+  });
+}
+
+tessera_status tessera_attention_explain(tessera_attention_op op, const tessera_attention* args, const char* arch,
+                                         char* text, size_t capacity, size_t* needed) {
+  return guarded([&]() -> Status {
+    if (text == nullptr && capacity > 0) return invalid("text is null, but capacity is not 0");
+    auto checked = check_attention(op, args, Look::kShapes);
+    if (!checked.ok()) return checked.status();
+    auto device = arch == nullptr                 ? device_at(checked->device)
+                  : std::strcmp(arch, "cpu") == 0 ? Result<Device>(tessera::select::cpu_device(threads_in_use()))
+                                                  : tessera::select::cuda_device(arch);
+    if (!device.ok()) return device.status();
+    const auto selection = tessera::select::select_attention(checked->args.problem, *device);
+    const std::string full = tessera::select::explain(checked->args.problem, *device, selection);
+    if (capacity > 0) {
+      const std::size_t length = std::min(full.size(), capacity - 1);
+      std::memcpy(text, full.data(), length);
+      text[length] = '\0';
+    }
+    if (needed != nullptr) *needed = full.size() + 1;
+    return {};
+  });
+}

@@ -1,0 +1,301 @@
+// `tessera bench`: how fast the cases run, against ceilings measured in the same run.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "cases/buffers.h"
+#include "cases/cases.h"
+#include "cli/ceiling.h"
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/device.h"
+#include "cli/gpu_kernels.h"
+#include "select/attention.h"
+
+namespace tessera::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  std::string suite;  // empty: by the device
+  std::string device = "cpu";
+  std::string filter;
+  std::string json;
+  double min_time = 0.4;
+  int threads = 0;
+  bool progress = false;
+};
+
+struct Row {
+  cases::Case c;
+  Timing timing;
+  double flops = 0;           // per second
+  double bytes = 0;           // per second, compulsory traffic
+  double read_bandwidth = 0;  // decode on the CPU: the ceiling, measured right after
+  double part = 0;            // of the ceiling
+  std::string ceiling;
+  std::string refused;  // why it was not run
+};
+
+using Plan = std::unique_ptr<tessera_plan, decltype(&tessera_plan_destroy)>;
+
+// Runs a case; once where nothing is to be timed.
+Status time_case(const cases::Case& c, Device& device, cases::Buffers& buffers, double min_time, Timing* timing) {
+  const auto failure = [&](tessera_status code) {
+    return Status(code, fmt::format("{}: {}", c.name, tessera_last_error()));
+  };
+  if (Status s = device.upload(buffers); !s.ok()) return s;
+  const tessera_attention args = buffers.args();
+  tessera_plan* made = nullptr;
+  if (const tessera_status s = tessera_plan_create(buffers.op(), &args, &made); s != TESSERA_OK) return failure(s);
+  const Plan plan(made, &tessera_plan_destroy);
+  const std::size_t scratch = tessera_plan_workspace(plan.get());
+  Result<void*> workspace = device.workspace(scratch);
+  if (!workspace.ok()) return workspace.status();
+
+  const auto call = [&](void* stream) -> Status {
+    const tessera_status s = tessera_plan_run(plan.get(), &args, *workspace, scratch, stream);
+    return s == TESSERA_OK ? Status() : failure(s);
+  };
+  if (timing == nullptr) {
+    if (Status s = call(nullptr); !s.ok()) return s;
+    return device.download(buffers);
+  }
+  Result<std::vector<double>> samples = device.time(min_time, call);
+  if (!samples.ok()) return samples.status();
+  *timing = summarise(std::move(*samples));
+  return device.download(buffers);
+}
+
+// The backward needs the forward's o and lse; the library's own will do, since only time is looked at.
+Status run_forward(const cases::Case& backward, const oracle::Inputs& inputs, Device& device, oracle::Outputs* saved) {
+  cases::Case c = backward;
+  c.problem.op = AttentionOp::kForward;
+  c.problem.with_lse = true;
+  cases::Buffers buffers(c, inputs, nullptr);
+  if (Status s = time_case(c, device, buffers, 0, nullptr); !s.ok()) return s;
+  const AttentionProblem& p = c.problem;
+  saved->o = oracle::HostTensor(inputs.q.shape[0], inputs.q.shape[1], p.heads_q, p.dim_v);
+  saved->lse = oracle::HostTensor(inputs.q.shape[0], p.heads_q, inputs.q.shape[1], 1);
+  *saved = buffers.results(*saved);
+  return {};
+}
+
+Status measure(Row& row, Device& device, double min_time) {
+  // Asked before inputs are made, which takes a while for large cases.
+  const select::Selection selection = select::select_attention(row.c.problem, device.as_selected());
+  if (selection.candidates.empty()) {
+    row.refused = fmt::format("no kernel on {} serves it", device.as_selected().name);
+    for (const select::Refusal& r : selection.refusals) row.refused += fmt::format("; {}: {}", r.kernel, r.reason);
+    return {};
+  }
+  const oracle::Inputs inputs = cases::make_inputs(row.c);
+  const bool backward = row.c.problem.op == AttentionOp::kBackward;
+  oracle::Outputs saved;
+  if (backward) {
+    if (Status s = run_forward(row.c, inputs, device, &saved); !s.ok()) return s;
+  }
+  cases::Buffers buffers(row.c, inputs, backward ? &saved : nullptr);
+  if (Status s = time_case(row.c, device, buffers, min_time, &row.timing); !s.ok()) return s;
+  row.flops = row.c.flops() / row.timing.median;
+  row.bytes = row.c.bytes() / row.timing.median;
+  return {};
+}
+
+void hold_against(Row& row, const Device& device, const Ceilings& ceilings) {
+  const AttentionProblem& p = row.c.problem;
+  if (!device.is_cpu()) {
+    if (p.op != AttentionOp::kDecode) return;  // no peak of a GPU's tensor cores is measured
+    row.part = row.bytes / ceilings.copy_bandwidth;
+    row.ceiling = "copy";
+    return;
+  }
+  if (p.op == AttentionOp::kDecode) {
+    row.part = row.bytes / row.read_bandwidth;
+    row.ceiling = fmt::format("read {:.1f} GB/s", row.read_bandwidth / 1e9);
+    return;
+  }
+  const Unit& unit = p.dtype == DType::kFloat32 ? ceilings.fp32() : ceilings.best_for_16_bit();
+  row.part = row.flops / unit.flops;
+  row.ceiling = unit.name;
+}
+
+std::string mask_text(const AttentionProblem& p) {
+  std::string text = p.causal ? "causal" : "";
+  if (p.paged) text += fmt::format("{}page {}", text.empty() ? "" : ", ", p.page_size);
+  return text.empty() ? "-" : text;
+}
+
+std::string heads_text(const AttentionProblem& p) {
+  return p.heads_q == p.heads_kv ? fmt::format("{}", p.heads_q) : fmt::format("{}:{}", p.heads_q, p.heads_kv);
+}
+
+void print_rows(const char* title, AttentionOp op, const std::vector<Row>& rows) {
+  const bool decode = op == AttentionOp::kDecode;
+  using Align = Table::Align;
+  Table table({{"dtype", Align::kLeft},
+               {"B"},
+               {"S"},
+               {"H"},
+               {"D"},
+               {"mask", Align::kLeft},
+               {"median"},
+               {"p95"},
+               {"spread"},
+               {decode ? "GB/s" : "GFLOP/s"},
+               {"of ceiling"},
+               {"", Align::kLeft}});
+  std::map<std::string, int> refused;
+  for (const Row& row : rows) {
+    const AttentionProblem& p = row.c.problem;
+    if (p.op != op) continue;
+    if (!row.refused.empty()) {
+      ++refused[row.refused];
+      continue;
+    }
+    table.add({name_of(p.dtype), fmt::format("{}", p.batch), fmt::format("{}", p.seq_k), heads_text(p),
+               fmt::format("{}", p.dim_qk), mask_text(p), seconds_text(row.timing.median), seconds_text(row.timing.p95),
+               fmt::format("{:.0f}%", 100 * row.timing.spread),
+               fmt::format("{:.1f}", (decode ? row.bytes : row.flops) / 1e9),
+               row.ceiling.empty() ? "-" : fmt::format("{:.0f}%", 100 * row.part), paint(Style::kDim, row.ceiling)});
+  }
+  if (table.empty() && refused.empty()) return;
+  fmt::print("\n{}\n", paint(Style::kBold, title));
+  if (!table.empty()) table.print();
+  for (const auto& [reason, times] : refused) {
+    fmt::print("  {} {}\n", paint(Style::kWarn, fmt::format("{} not run:", times)), reason);
+  }
+}
+
+Json json_of(const Row& row) {
+  const AttentionProblem& p = row.c.problem;
+  Json json{{"name", row.c.name},        {"op", name_of(p.op)},
+            {"dtype", name_of(p.dtype)}, {"batch", p.batch},
+            {"seq_q", p.seq_q},          {"seq_k", p.seq_k},
+            {"heads_q", p.heads_q},      {"heads_kv", p.heads_kv},
+            {"dim_qk", p.dim_qk},        {"dim_v", p.dim_v},
+            {"causal", p.causal},        {"flops", row.c.flops()},
+            {"bytes", row.c.bytes()},    {"unfused_bytes", row.c.unfused_bytes()}};
+  if (!row.refused.empty()) {
+    json["refused"] = row.refused;
+    return json;
+  }
+  json["median_s"] = row.timing.median;
+  json["p95_s"] = row.timing.p95;
+  json["spread"] = row.timing.spread;
+  json["runs"] = row.timing.runs;
+  json["flops_per_s"] = row.flops;
+  json["bytes_per_s"] = row.bytes;
+  if (row.ceiling.empty()) return json;
+  json["part_of_ceiling"] = row.part;
+  json["ceiling"] = row.ceiling;
+  return json;
+}
+
+int run(const Options& o) {
+  if (o.threads > 0 && tessera_set_num_threads(o.threads) != TESSERA_OK) return fail(kBadUsage, tessera_last_error());
+  Result<std::unique_ptr<Device>> device = open_device(o.device);
+  if (!device.ok()) return fail(static_cast<ExitCode>(exit_code_of(device.status())), device.status().message());
+  const std::string suite = !o.suite.empty() ? o.suite : (*device)->is_cpu() ? "bench" : "bench-gpu";
+  std::vector<Row> rows;
+  for (cases::Case& c : cases::suite(suite)) {
+    if (c.name.find(o.filter) != std::string::npos) rows.push_back({std::move(c), {}, 0, 0, 0, 0, {}, {}});
+  }
+
+  const auto begin = Clock::now();
+  fmt::print("{}\n", (*device)->name());
+  Json json{{"version", tessera_version()}, {"device", (*device)->name()}, {"suite", suite}};
+  Ceilings ceilings;
+  KernelBench kernels;
+  if ((*device)->is_cpu()) {
+    if (rows.empty()) return fail(kBadUsage, fmt::format("no case of suite {} has '{}' in its name", suite, o.filter));
+    ceilings = measure_ceilings(tessera_num_threads());
+    json["threads"] = ceilings.threads;
+  } else {
+    Result<KernelBench> measured = bench_gpu_kernels(**device, o.filter, o.min_time, o.progress);
+    if (!measured.ok())
+      return fail(static_cast<ExitCode>(exit_code_of(measured.status())), measured.status().message());
+    kernels = std::move(*measured);
+    if (rows.empty() && kernels.rows.empty()) {
+      return fail(kBadUsage, fmt::format("no case of suite {} and no kernel has '{}' in its name", suite, o.filter));
+    }
+    ceilings.copy_bandwidth = kernels.copy_bandwidth;
+  }
+  std::fflush(stdout);
+
+  {
+    Progress progress("bench", rows.size(), o.progress);
+    for (Row& row : rows) {
+      progress.step(row.c.name);
+      const Status s = measure(row, **device, o.min_time);
+      if (!s.ok()) {
+        progress.finish();
+        return fail(static_cast<ExitCode>(exit_code_of(s)), s.message());
+      }
+      if (row.c.problem.op == AttentionOp::kDecode && (*device)->is_cpu() && row.refused.empty()) {
+        row.read_bandwidth = measure_read_bandwidth(ceilings.threads, static_cast<std::size_t>(row.c.bytes()));
+      }
+    }
+  }
+  if ((*device)->is_cpu()) ceilings.keep_best_of(measure_ceilings(ceilings.threads));
+  for (Row& row : rows) {
+    if (row.refused.empty()) hold_against(row, **device, ceilings);
+  }
+  for (const Unit& unit : ceilings.units) {
+    fmt::print("  measured {}: {:.0f} GFLOP/s\n", unit.name, unit.flops / 1e9);
+    json["ceilings"][unit.name] = unit.flops;
+  }
+  fmt::print("  measured copy: {:.1f} GB/s\n", ceilings.copy_bandwidth / 1e9);
+  json["ceilings"]["copy_bytes_per_s"] = ceilings.copy_bandwidth;
+  print_rows("forward", AttentionOp::kForward, rows);
+  print_rows("backward", AttentionOp::kBackward, rows);
+  print_rows("decode", AttentionOp::kDecode, rows);
+  if (!(*device)->is_cpu()) {
+    print(kernels);
+    json["kernels"] = json_of(kernels);
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  fmt::print("\nspread: (95th - 5th percentile) / median. {} cases in {}\n", rows.size() + kernels.rows.size(),
+             seconds_text(seconds));
+  json["seconds"] = seconds;
+  json["cases"] = Json::array();
+  for (const Row& row : rows) json["cases"].push_back(json_of(row));
+  return write_json(o.json, json);
+}
+
+}  // namespace
+
+Command add_bench(CLI::App& parent) {
+  auto o = std::make_shared<Options>();
+  CLI::App* app = parent.add_subcommand("bench", "Measure speed against measured ceilings");
+  app->add_option("--suite", o->suite, "bench, bench-long, bench-gpu or any other; default: by the device")
+      ->type_name("NAME")
+      ->check(quiet(CLI::IsMember(cases::suite_names())));
+  app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
+  app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
+  app->add_option("--min-time", o->min_time, "Seconds to spend on a case, at the least")
+      ->type_name("SECONDS")
+      ->check(quiet(CLI::Range(0.0, 600.0)))
+      ->capture_default_str();
+  app->add_option("--threads", o->threads, "CPU threads; 0: the default")
+      ->type_name("N")
+      ->check(quiet(CLI::NonNegativeNumber))
+      ->capture_default_str();
+  app->add_option("--json", o->json, "Write all figures to this file")->type_name("FILE");
+  app->add_flag("--progress", o->progress, "Draw the bar even where stderr is no terminal");
+  app->footer(
+      "GFLOP/s count the visible (query, key) pairs only: 2 products forward, 5 backward. fp32 is held against the\n"
+      "fp32 FMA peak, 16-bit types against the fastest unit that was measured, decode against reading as many bytes\n"
+      "as it must move. On a GPU, the kernels that serve others are timed too, and how long a first use takes.\n\n"
+      "Examples:\n"
+      "  tessera bench\n"
+      "  tessera bench --filter bwd/fp32 --min-time 2\n"
+      "  tessera bench --suite bench-long --threads 1 --json bench.json");
+  return {app, [o] { return run(*o); }};
+}
+
+}  // namespace tessera::cli

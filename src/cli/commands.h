@@ -1,0 +1,26 @@
+// The subcommands: one file each. add_x declares its flags on the app and returns what runs it; the int is an ExitCode.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace tessera::cli {
+
+using Run = std::function<int()>;
+
+struct Command {
+  CLI::App* app;
+  Run run;
+};
+
+// A check that does not spell itself out in --help, where the option's own text says it better.
+inline CLI::Validator quiet(CLI::Validator check) { return check.description(""); }
+
+Command add_doctor(CLI::App& parent);
+Command add_verify(CLI::App& parent);
+Command add_bench(CLI::App& parent);
+Command add_explain(CLI::App& parent);
+Command add_compile(CLI::App& parent);
+Command add_cache(CLI::App& parent);
+
+}  // namespace tessera::cli

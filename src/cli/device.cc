@@ -1,0 +1,167 @@
+#include "cli/device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+
+#include "cli/console.h"
+#include "cpu/attention.h"
+#include "cuda/device.h"
+#include "cuda/memory.h"
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t kMinSamples = 5;
+
+class CpuDevice final : public Device {
+ public:
+  std::string name() const override {
+    const int threads = tessera_num_threads();
+    return fmt::format("cpu ({}, {} thread{})", cpu::isa_name(), threads, threads == 1 ? "" : "s");
+  }
+  select::Device as_selected() const override { return select::cpu_device(tessera_num_threads()); }
+  Status upload(cases::Buffers&) override { return {}; }
+  Status download(cases::Buffers&) override { return {}; }
+
+  Result<void*> workspace(std::size_t bytes) override {
+    if (bytes <= size_) return memory_.get();
+    const std::size_t rounded = (bytes + 255) / 256 * 256;
+    memory_.reset(std::aligned_alloc(256, rounded));
+    size_ = memory_ == nullptr ? 0 : rounded;
+    if (memory_ == nullptr) return Status(TESSERA_OUT_OF_MEMORY, fmt::format("no memory for {} B of scratch", bytes));
+    return memory_.get();
+  }
+
+  Result<std::vector<double>> time(double min_time, const std::function<Status(void*)>& call) override {
+    if (Status s = call(nullptr); !s.ok()) return s;  // pages touched, caches and branch predictors warmed
+    std::vector<double> samples;
+    for (double total = 0; samples.size() < kMinSamples || total < min_time; total += samples.back()) {
+      const auto begin = std::chrono::steady_clock::now();
+      if (Status s = call(nullptr); !s.ok()) return s;
+      samples.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return samples;
+  }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::size_t size_ = 0;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(cuda::DeviceInfo info, select::Device selected, cuda::Stream stream)
+      : info_(std::move(info)), selected_(std::move(selected)), stream_(std::move(stream)) {}
+
+  std::string name() const override {
+    return fmt::format("cuda:{} ({}, {})", info_.index, info_.name, cuda::arch_of(info_));
+  }
+  select::Device as_selected() const override { return selected_; }
+  int cuda_index() const override { return info_.index; }
+
+  Status upload(cases::Buffers& buffers) override {
+    held_.clear();
+    for (cases::Buffer* b : buffers.all()) {
+      Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, b->storage.size());
+      if (!memory.ok()) return memory.status();
+      if (Status s = memory->upload(b->storage.data(), b->storage.size()); !s.ok()) return s;
+      b->tensor.data = memory->data();
+      b->tensor.device = {TESSERA_CUDA, info_.index};
+      held_.emplace(b, std::move(*memory));
+    }
+    return {};
+  }
+
+  Status download(cases::Buffers& buffers) override {
+    if (Status s = stream_.synchronize(); !s.ok()) return s;
+    for (cases::Buffer* b : buffers.all()) {
+      const auto at = held_.find(b);
+      if (at == held_.end()) continue;
+      if (Status s = at->second.download(b->storage.data(), b->storage.size()); !s.ok()) return s;
+      b->tensor.data = b->storage.data();
+      b->tensor.device = {TESSERA_CPU, 0};
+    }
+    held_.clear();
+    return {};
+  }
+
+  Result<void*> workspace(std::size_t bytes) override {
+    if (bytes <= scratch_.bytes()) return scratch_.data();
+    Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, bytes);
+    if (!memory.ok()) return memory.status();
+    scratch_ = std::move(*memory);
+    return scratch_.data();
+  }
+
+  // A sample is many calls between two events, so that the time to launch one does not count.
+  Result<std::vector<double>> time(double min_time, const std::function<Status(void*)>& call) override {
+    const auto enqueue = [&](cuda::CUstream stream) { return call(stream); };
+    Result<double> one = cuda::time_on_stream(stream_, 1, enqueue);
+    if (!one.ok()) return one.status();
+    const int calls = std::clamp(static_cast<int>(2e-3 / std::max(*one, 1e-7)), 1, 1000);
+    std::vector<double> samples;
+    for (double total = 0; samples.size() < kMinSamples || total < min_time; total += samples.back() * calls) {
+      Result<double> seconds = cuda::time_on_stream(stream_, calls, enqueue);
+      if (!seconds.ok()) return seconds.status();
+      samples.push_back(*seconds);
+    }
+    return samples;
+  }
+
+ private:
+  cuda::DeviceInfo info_;
+  select::Device selected_;
+  cuda::Stream stream_;
+  cuda::DeviceBuffer scratch_;
+  std::map<const cases::Buffer*, cuda::DeviceBuffer> held_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> open_device(const std::string& spelling) {
+  if (spelling == "cpu") return std::unique_ptr<Device>(std::make_unique<CpuDevice>());
+  int index = 0;
+  const bool numbered = spelling.rfind("cuda:", 0) == 0;
+  const char* const end = spelling.data() + spelling.size();
+  if (numbered) {
+    const auto [stop, error] = std::from_chars(spelling.data() + 5, end, index);
+    if (error != std::errc() || stop != end) index = -1;
+  }
+  if (index < 0 || (!numbered && spelling != "cuda")) {
+    return Status(TESSERA_INVALID_ARGUMENT, fmt::format("--device is '{}'; cpu, cuda or cuda:N is accepted", spelling));
+  }
+  Result<cuda::DeviceInfo> info = cuda::device(index);
+  if (!info.ok()) return info.status();
+  Result<select::Device> selected = select::cuda_device(cuda::arch_of(*info));
+  if (!selected.ok()) return selected.status();
+  Result<cuda::Stream> stream = cuda::Stream::make(index);
+  if (!stream.ok()) return stream.status();
+  return std::unique_ptr<Device>(
+      std::make_unique<CudaDevice>(std::move(*info), std::move(*selected), std::move(*stream)));
+}
+
+int exit_code_of(const Status& status) {
+  switch (status.code()) {
+    case TESSERA_OK:
+      return kSuccess;
+    case TESSERA_INVALID_ARGUMENT:
+      return kBadUsage;
+    case TESSERA_NO_DEVICE:
+    case TESSERA_COMPILE_FAILED:
+      return kMissing;
+    default:
+      return kCheckFailed;
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,174 @@
+// `tessera doctor`: what is on this machine, what is missing, and what will be used.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cpu/attention.h"
+#include "cuda/device.h"
+#include "jit/cache.h"
+#include "jit/jit.h"
+#include "jit/nvrtc.h"
+#include "select/attention.h"
+#include "tessera/tessera.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string cpu_model() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+void line(const char* what, const std::string& text) { fmt::print("  {:<10}{}\n", what, text); }
+
+std::string good(const std::string& text) { return paint(Style::kGood, "ok") + "  " + text; }
+std::string missing(const std::string& text) { return paint(Style::kWarn, "--") + "  " + text; }
+std::string more(const std::string& text) { return "    " + paint(Style::kDim, text); }
+
+Json report_cpu() {
+  const int threads = tessera_num_threads();
+  const std::string model = cpu_model();
+  const std::string isa = cpu::isa_name();
+  line("cpu", good(fmt::format("{}, {}, {} thread{}", model, isa, threads, threads == 1 ? "" : "s")));
+  return {{"model", model}, {"isa", isa}, {"threads", threads}};
+}
+
+// Compute capability below 7.5 is older than any kernel.
+bool is_served(const cuda::DeviceInfo& d) { return d.major * 10 + d.minor >= 75; }
+
+Json report_cuda(std::vector<cuda::DeviceInfo>* usable) {
+  const Result<std::vector<cuda::DeviceInfo>> found = cuda::devices();
+  Json json{{"devices", Json::array()}};
+  if (!found.ok() || found->empty()) {
+    const std::string reason = found.ok() ? "the driver knows no device" : found.status().message();
+    line("cuda", missing(reason));
+    json["reason"] = reason;
+    return json;
+  }
+  for (const cuda::DeviceInfo& d : *found) {
+    const std::string text = fmt::format(
+        "cuda:{} {}, {}, {} SMs, {}, driver for CUDA {}.{}", d.index, d.name, cuda::arch_of(d), d.multiprocessors,
+        bytes_text(static_cast<double>(d.memory_bytes)), d.driver_version / 1000, d.driver_version % 1000 / 10);
+    line(d.index == 0 ? "cuda" : "", is_served(d) ? good(text) : missing(text + ": older than sm_75"));
+    if (is_served(d)) usable->push_back(d);
+    json["devices"].push_back({{"index", d.index},
+                               {"name", d.name},
+                               {"arch", cuda::arch_of(d)},
+                               {"multiprocessors", d.multiprocessors},
+                               {"memory_bytes", d.memory_bytes},
+                               {"driver_version", d.driver_version}});
+  }
+  return json;
+}
+
+Json report_nvrtc(bool* there) {
+  const Result<jit::NvrtcInfo> info = jit::nvrtc_info();
+  *there = info.ok();
+  Json json{{"found", info.ok()}};
+  if (info.ok()) {
+    line("nvrtc", good(fmt::format("{}.{}, {} ({})", info->major, info->minor, info->path, info->reason)));
+    json["version"] = fmt::format("{}.{}", info->major, info->minor);
+    json["path"] = info->path;
+    json["reason"] = info->reason;
+  } else {
+    line("nvrtc", missing("not found; looked for"));
+  }
+  for (const jit::NvrtcPlace& place : jit::nvrtc_places()) {
+    if (!info.ok())
+      line("", more(fmt::format("{} ({}{})", place.path, place.reason, place.exists ? "" : ", not there")));
+    json["places"].push_back({{"path", place.path}, {"reason", place.reason}, {"exists", place.exists}});
+  }
+  if (jit::compiling_forbidden()) {
+    line("", paint(Style::kWarn, "TESSERA_NO_COMPILE is set: kernels come from the cache only"));
+    json["compiling_forbidden"] = true;
+  }
+  return json;
+}
+
+Json report_cache() {
+  const jit::DiskCache cache = jit::DiskCache::from_environment();
+  const jit::CacheState state = cache.state();
+  std::uint64_t bytes = 0;
+  std::size_t entries = 0;
+  if (state.readable) {
+    for (const jit::CacheEntry& entry : cache.list()) {
+      bytes += entry.bytes;
+      ++entries;
+    }
+  }
+  if (state.readable && state.writable) {
+    line("cache", good(fmt::format("{}, {} {}, {}", state.directory, entries, entries == 1 ? "entry" : "entries",
+                                   bytes_text(static_cast<double>(bytes)))));
+  } else {
+    line("cache", missing(fmt::format("{}: {}", state.directory.empty() ? "no folder" : state.directory,
+                                      state.readable ? "can be read but not written" : "not used")));
+    line("", more(state.reason));
+  }
+  return {{"directory", state.directory}, {"readable", state.readable}, {"writable", state.writable},
+          {"reason", state.reason},       {"entries", entries},         {"bytes", bytes}};
+}
+
+// Asked for the most usual problem there is.
+bool serves_attention(const cuda::DeviceInfo& gpu) {
+  AttentionProblem p;
+  p.dtype = DType::kBFloat16;
+  p.batch = 1;
+  p.seq_q = p.seq_k = 2048;
+  p.heads_q = p.heads_kv = 16;
+  p.dim_qk = p.dim_v = 128;
+  p.scale = 1;
+  const Result<select::Device> device = select::cuda_device(cuda::arch_of(gpu));
+  return device.ok() && !select::select_attention(p, *device).candidates.empty();
+}
+
+int run(const std::string& json_file) {
+  fmt::print("{}\n", paint(Style::kBold, fmt::format("tessera {}", tessera_version())));
+  Json json{{"version", tessera_version()}};
+  bool nvrtc = false;
+  std::vector<cuda::DeviceInfo> gpus;
+  json["cpu"] = report_cpu();
+  json["cuda"] = report_cuda(&gpus);
+  json["nvrtc"] = report_nvrtc(&nvrtc);
+  json["cache"] = report_cache();
+
+  std::string chosen = "cpu";
+  std::string verdict;
+  if (gpus.empty()) {
+    verdict = "no GPU to use: attention runs on the CPU";
+  } else if (!nvrtc) {
+    verdict = "a GPU is here but NVRTC is not: kernels run only from the cache; attention runs on the CPU";
+  } else if (!serves_attention(gpus.front())) {
+    verdict =
+        fmt::format("kernels can be compiled for {}, but no attention kernel is for it yet: attention runs on the CPU",
+                    cuda::arch_of(gpus.front()));
+  } else {
+    chosen = fmt::format("cuda:{}", gpus.front().index);
+    verdict = fmt::format("attention runs on {} ({})", chosen, gpus.front().name);
+  }
+  fmt::print("\n{} Default device: {}.\n", verdict + ".", paint(Style::kBold, chosen));
+  json["verdict"] = verdict;
+  json["default_device"] = chosen;
+  return write_json(json_file, json);
+}
+
+}  // namespace
+
+Command add_doctor(CLI::App& parent) {
+  auto json = std::make_shared<std::string>();
+  CLI::App* app = parent.add_subcommand("doctor", "Show what this machine has and what will be used");
+  app->add_option("--json", *json, "Write the findings to this file")->type_name("FILE");
+  app->footer(
+      "A machine without a GPU or without NVRTC is no failure: doctor says what that leaves, and exits with 0.\n\n"
+      "Examples:\n"
+      "  tessera doctor\n"
+      "  TESSERA_CACHE_DIR=/tmp/kernels tessera doctor --json doctor.json");
+  return {app, [json] { return run(*json); }};
+}
+
+}  // namespace tessera::cli

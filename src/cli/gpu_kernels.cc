@@ -1,0 +1,275 @@
+#include "cli/gpu_kernels.h"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "cuda/kernel.h"
+#include "cuda/memory.h"
+#include "jit/jit.h"
+#include "ops/combine.h"
+#include "ops/preprocess.h"
+#include "select/kernels.h"
+
+namespace tessera::cli {
+namespace {
+
+using cuda::DeviceBuffer;
+
+// A folder of our own as the cache while it lives, so that neither the user's entries nor their absence change figures.
+class ScratchCache {
+ public:
+  ScratchCache() {
+    if (const char* was = getenv("TESSERA_CACHE_DIR"); was != nullptr) former_ = was;
+    std::error_code error;
+    std::string path = (std::filesystem::temp_directory_path(error) / "tessera-bench-XXXXXX").string();
+    if (error || mkdtemp(path.data()) == nullptr) return;
+    path_ = path;
+    setenv("TESSERA_CACHE_DIR", path_.c_str(), 1);
+  }
+  ~ScratchCache() {
+    if (path_.empty()) return;
+    if (former_) {
+      setenv("TESSERA_CACHE_DIR", former_->c_str(), 1);
+    } else {
+      unsetenv("TESSERA_CACHE_DIR");
+    }
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchCache(const ScratchCache&) = delete;
+  ScratchCache& operator=(const ScratchCache&) = delete;
+
+ private:
+  std::optional<std::string> former_;
+  std::string path_;
+};
+
+Result<FirstUse> measure_first_use(int device, const std::string& arch, const jit::KernelInstance& instance) {
+  using Clock = std::chrono::steady_clock;
+  const jit::Target target{arch, false};
+  FirstUse use;
+  use.instance = instance.name;
+  auto begin = Clock::now();
+  const Result<jit::Found> compiled = jit::get(instance, target);
+  if (!compiled.ok()) return compiled.status();
+  use.compile = std::chrono::duration<double>(Clock::now() - begin).count();
+  jit::clear_memory_cache();
+  begin = Clock::now();
+  const Result<jit::Found> found = jit::get(instance, target);
+  if (!found.ok()) return found.status();
+  use.from_disk = std::chrono::duration<double>(Clock::now() - begin).count();
+  const Result<const cuda::Kernel*> kernel = cuda::load_kernel(device, instance);
+  if (!kernel.ok()) return kernel.status();
+  use.load = (*kernel)->load_seconds;
+  return use;
+}
+
+Result<double> measure_copy(Device& device, double min_time) {
+  constexpr std::size_t kBytes = std::size_t{1} << 30;  // far past the L2 of any GPU
+  Result<DeviceBuffer> from = DeviceBuffer::make(device.cuda_index(), kBytes);
+  if (!from.ok()) return from.status();
+  Result<DeviceBuffer> to = DeviceBuffer::make(device.cuda_index(), kBytes);
+  if (!to.ok()) return to.status();
+  if (Status s = from->fill_bytes(1); !s.ok()) return s;
+  const Result<const cuda::Driver*> driver = cuda::driver();
+  if (!driver.ok()) return driver.status();
+  const Result<cuda::ContextScope> scope = cuda::ContextScope::enter(device.cuda_index());
+  if (!scope.ok()) return scope.status();
+  const auto address = [](const DeviceBuffer& b) { return reinterpret_cast<cuda::CUdeviceptr>(b.data()); };
+  Result<std::vector<double>> samples = device.time(min_time, [&](void* stream) {
+    return cuda::status_of(
+        **driver, (*driver)->copy_on_device(address(*to), address(*from), kBytes, static_cast<cuda::CUstream>(stream)),
+        "cuMemcpyDtoDAsync");
+  });
+  if (!samples.ok()) return samples.status();
+  return 2.0 * kBytes / summarise(*samples).median;
+}
+
+// [batch, seq, heads, dim], compact.
+TensorView view_of(const DeviceBuffer& b, std::int64_t seq, std::int64_t heads, std::int64_t dim) {
+  return {b.data(), seq * heads * dim, heads * dim, dim};
+}
+RowView rows_of(const DeviceBuffer& b, std::int64_t seq, std::int64_t heads) {
+  return {b.as<float>(), heads * seq, seq};
+}
+
+constexpr unsigned short kHalfInFp16 = 0x3800;  // 0.5; about 3e-5 as bf16: any finite number will do
+
+struct Bench {
+  Device& device;
+  double min_time;
+  KernelBench out;
+
+  Status time(std::string name, std::string instance, double bytes, const std::function<Status(void*)>& call) {
+    Result<std::vector<double>> samples = device.time(min_time, call);
+    if (!samples.ok()) return samples.status();
+    const Timing timing = summarise(std::move(*samples));
+    out.rows.push_back({std::move(name), std::move(instance), timing, bytes / timing.median});
+    return {};
+  }
+
+  // As the backward would ask: 16,384 tokens, heads and head dim making up a width of about 2,048.
+  Status preprocess(const std::string& name, DType dtype, std::int64_t dim) {
+    PreprocessArgs a;
+    a.dtype = dtype;
+    a.batch = 8;
+    a.seq = 2048;
+    a.heads = 2048 / dim;
+    a.head_dim = dim;
+    const auto rows = static_cast<std::size_t>(a.batch * a.seq * a.heads);
+    const std::size_t bytes = rows * static_cast<std::size_t>(dim) * 2;
+    DeviceBuffer memory[5];
+    for (std::size_t n = 0; n < 5; ++n) {
+      Result<DeviceBuffer> made = DeviceBuffer::make(device.cuda_index(), n < 2 ? bytes : rows * 4);
+      if (!made.ok()) return made.status();
+      memory[n] = std::move(*made);
+      if (Status s = n < 2 ? memory[n].fill_words16(kHalfInFp16) : memory[n].fill_bytes(0); !s.ok()) return s;
+    }
+    a.o = view_of(memory[0], a.seq, a.heads, dim);
+    a.d_o = view_of(memory[1], a.seq, a.heads, dim);
+    a.lse = rows_of(memory[2], a.seq, a.heads);
+    a.delta = rows_of(memory[3], a.seq, a.heads);
+    a.lse_log2 = rows_of(memory[4], a.seq, a.heads);
+    const auto launch = preprocess_launch(a);
+    if (!launch.ok()) return launch.status();
+    return time(name, launch->instance.name, preprocess_bytes(a), [&](void* stream) {
+      return backward_preprocess(device.cuda_index(), a, static_cast<cuda::CUstream>(stream));
+    });
+  }
+
+  // A decode step of 256 sequences and 4 queries each, cut into 8.
+  Status combine(const std::string& name, DType dtype, std::int64_t dim) {
+    CombineArgs a;
+    a.dtype = dtype;
+    a.splits = 8;
+    a.batch = 256;
+    a.seq = 4;
+    a.heads = 32;
+    a.head_dim = dim;
+    const auto rows = static_cast<std::size_t>(a.batch * a.seq * a.heads);
+    const std::size_t row = static_cast<std::size_t>(dim);
+    const std::size_t sizes[] = {8 * rows * row * 4, 8 * rows * 4, rows * row * 2, rows * 4};
+    DeviceBuffer memory[4];
+    for (std::size_t n = 0; n < 4; ++n) {
+      Result<DeviceBuffer> made = DeviceBuffer::make(device.cuda_index(), sizes[n]);
+      if (!made.ok()) return made.status();
+      memory[n] = std::move(*made);
+      if (Status s = memory[n].fill_bytes(0); !s.ok()) return s;
+    }
+    a.o_partial = memory[0].as<float>();
+    a.lse_partial = memory[1].as<float>();
+    a.o = view_of(memory[2], a.seq, a.heads, dim);
+    a.lse = rows_of(memory[3], a.seq, a.heads);
+    const Result<cuda::DeviceInfo> info = cuda::device(device.cuda_index());
+    if (!info.ok()) return info.status();
+    const auto launch = combine_launch(a, info->multiprocessors);
+    if (!launch.ok()) return launch.status();
+    return time(name, launch->instance.name, combine_bytes(a), [&](void* stream) {
+      return split_combine(device.cuda_index(), a, static_cast<cuda::CUstream>(stream));
+    });
+  }
+};
+
+}  // namespace
+
+Timing summarise(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double part) {
+    return samples[static_cast<std::size_t>(std::lround(part * static_cast<double>(samples.size() - 1)))];
+  };
+  return {at(0.5), at(0.95), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
+}
+
+Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter, double min_time, bool progress) {
+  const ScratchCache cache;
+  Bench bench{device, min_time, {}};
+  const Result<cuda::DeviceInfo> info = cuda::device(device.cuda_index());
+  if (!info.ok()) return info.status();
+  const Result<cuda::CUcontext> context = cuda::primary_context(device.cuda_index());
+  if (!context.ok()) return context.status();
+  for (const jit::KernelInstance& instance : select::kernels_for(cuda::arch_of(*info))) {
+    if (instance.name.find(filter) == std::string::npos) continue;
+    Result<FirstUse> use = measure_first_use(device.cuda_index(), cuda::arch_of(*info), instance);
+    if (!use.ok()) return use.status();
+    bench.out.first_use.push_back(std::move(*use));
+  }
+
+  Result<double> copy = measure_copy(device, min_time);
+  if (!copy.ok()) return copy.status();
+  bench.out.copy_bandwidth = *copy;
+
+  struct Item {
+    bool preprocess;
+    DType dtype;
+    std::int64_t dim;
+    std::string name;
+  };
+  std::vector<Item> items;
+  for (const bool preprocess : {true, false}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const std::int64_t dim : {64, 80, 128, 256}) {
+        std::string name =
+            fmt::format("{}/{}/d{}", preprocess ? "backward_preprocess" : "split_combine", name_of(dtype), dim);
+        if (name.find(filter) != std::string::npos) items.push_back({preprocess, dtype, dim, std::move(name)});
+      }
+    }
+  }
+  Progress bar("kernels", items.size(), progress);
+  for (const Item& item : items) {
+    bar.step(item.name);
+    Status s = item.preprocess ? bench.preprocess(item.name, item.dtype, item.dim)
+                               : bench.combine(item.name, item.dtype, item.dim);
+    if (!s.ok()) return s;
+  }
+  return std::move(bench.out);
+}
+
+void print(const KernelBench& bench) {
+  using Align = Table::Align;
+  if (!bench.rows.empty()) {
+    Table table(
+        {{"kernel", Align::kLeft}, {"instance", Align::kLeft}, {"median"}, {"p95"}, {"spread"}, {"GB/s"}, {"of copy"}});
+    for (const KernelRow& row : bench.rows) {
+      table.add({row.name, row.instance, seconds_text(row.timing.median), seconds_text(row.timing.p95),
+                 fmt::format("{:.0f}%", 100 * row.timing.spread), fmt::format("{:.0f}", row.bytes / 1e9),
+                 fmt::format("{:.0f}%", 100 * row.bytes / bench.copy_bandwidth)});
+    }
+    fmt::print("\n{}\n", paint(Style::kBold, "kernels that serve others"));
+    table.print();
+  }
+  if (!bench.first_use.empty()) {
+    Table table({{"kernel", Align::kLeft}, {"compile"}, {"load"}, {"first use"}, {"from disk"}, {"cached use"}});
+    for (const FirstUse& use : bench.first_use) {
+      table.add({use.instance, seconds_text(use.compile), seconds_text(use.load), seconds_text(use.compile + use.load),
+                 seconds_text(use.from_disk), seconds_text(use.from_disk + use.load)});
+    }
+    fmt::print("\n{}\n", paint(Style::kBold, "first use of a kernel"));
+    table.print();
+  }
+}
+
+Json json_of(const KernelBench& bench) {
+  Json json{{"copy_bytes_per_s", bench.copy_bandwidth}, {"rows", Json::array()}, {"first_use", Json::array()}};
+  for (const KernelRow& row : bench.rows) {
+    json["rows"].push_back({{"name", row.name},
+                            {"instance", row.instance},
+                            {"median_s", row.timing.median},
+                            {"p95_s", row.timing.p95},
+                            {"spread", row.timing.spread},
+                            {"bytes_per_s", row.bytes},
+                            {"part_of_copy", row.bytes / bench.copy_bandwidth}});
+  }
+  for (const FirstUse& use : bench.first_use) {
+    json["first_use"].push_back(
+        {{"instance", use.instance}, {"compile_s", use.compile}, {"from_disk_s", use.from_disk}, {"load_s", use.load}});
+  }
+  return json;
+}
+
+}  // namespace tessera::cli

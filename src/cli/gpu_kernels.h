@@ -1,0 +1,45 @@
+// Speed of the GPU kernels that are no attention op of their own (the backward's preprocess, the split combine), and
+// how long a kernel's first use takes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/console.h"
+#include "cli/device.h"
+
+namespace tessera::cli {
+
+struct Timing {
+  double median = 0, p95 = 0;  // seconds
+  double spread = 0;           // (95th - 5th percentile) / median
+  int runs = 0;
+};
+Timing summarise(std::vector<double> samples);
+
+struct KernelRow {
+  std::string name;
+  std::string instance;  // the kernel that served it
+  Timing timing;
+  double bytes = 0;  // per second
+};
+
+// From nothing in memory to a loaded function; the context is there already.
+struct FirstUse {
+  std::string instance;
+  double compile = 0;  // seconds in NVRTC, past every cache
+  double from_disk = 0;
+  double load = 0;  // into the driver
+};
+
+struct KernelBench {
+  double copy_bandwidth = 0;  // bytes per second, read plus written, device to device
+  std::vector<KernelRow> rows;
+  std::vector<FirstUse> first_use;
+};
+
+Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter, double min_time, bool progress);
+void print(const KernelBench& bench);
+Json json_of(const KernelBench& bench);
+
+}  // namespace tessera::cli

@@ -1,0 +1,188 @@
+// Workers wait for jobs on a list. A job is a counter of tasks; whoever joins it, the caller included, draws tasks
+// until none is left. Joining takes a slot under the lock; the caller leaves only when every joiner has left, so a job
+// can live on its caller's stack. A worker that has just run out of work spins for some tens of microseconds before it
+// sleeps: an operation is two or three jobs in a row, and waking a sleeping thread costs as much as packing a head.
+#include "cpu/thread_pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int kSpins = 2000;
+constexpr int kMaxWorkers = 1023;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+struct Job {
+  TaskFunction function;
+  void* context;
+  std::int64_t tasks;
+  int slots;  // threads that may join, the caller included
+  std::atomic<std::int64_t> next{0};
+  int joined = 1;              // slots handed out; under the pool's lock
+  std::atomic<int> active{1};  // joiners that have not left
+  Job* following = nullptr;    // under the pool's lock
+
+  bool open() const { return joined < slots && next.load(std::memory_order_relaxed) < tasks; }
+
+  void work(int slot) {
+    for (;;) {
+      const std::int64_t task = next.fetch_add(1, std::memory_order_relaxed);
+      if (task >= tasks) return;
+      function(context, task, slot);
+    }
+  }
+};
+
+class Pool {
+ public:
+  explicit Pool(pid_t pid) : pid_(pid) {}
+
+  pid_t pid() const { return pid_; }
+
+  void run(Job& job) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      start_workers(job.slots - 1);
+      Job** end = &first_;
+      while (*end != nullptr) end = &(*end)->following;
+      *end = &job;
+      posted_.fetch_add(1, std::memory_order_release);
+    }
+    if (job.slots == 2) {
+      wake_.notify_one();
+    } else {
+      wake_.notify_all();
+    }
+    job.work(0);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Job** link = &first_;
+      while (*link != &job) link = &(*link)->following;
+      *link = job.following;
+    }
+    // Nobody can join any more. Those who did are within one task of leaving.
+    int spins = 0;
+    while (job.active.load(std::memory_order_acquire) != 1) {
+      if (++spins < kSpins) {
+        pause();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+      posted_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+    workers_.clear();
+  }
+
+ private:
+  void start_workers(int wanted) {
+    if (stopping_) return;
+    wanted = std::min(wanted, kMaxWorkers);
+    try {
+      while (static_cast<int>(workers_.size()) < wanted) workers_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {
+      // Fewer threads than asked for: the caller and those that did start share the work.
+    } catch (const std::bad_alloc&) {
+    }
+  }
+
+  Job* find_open_job() {
+    for (Job* job = first_; job != nullptr; job = job->following) {
+      if (job->open()) return job;
+    }
+    return nullptr;
+  }
+
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      Job* job = find_open_job();
+      if (job != nullptr) {
+        const int slot = job->joined++;
+        job->active.fetch_add(1, std::memory_order_relaxed);
+        lock.unlock();
+        job->work(slot);
+        job->active.fetch_sub(1, std::memory_order_release);
+        lock.lock();
+        continue;
+      }
+      if (stopping_) return;
+      const std::uint64_t seen = posted_.load(std::memory_order_relaxed);
+      lock.unlock();
+      for (int i = 0; i < kSpins && posted_.load(std::memory_order_relaxed) == seen; ++i) pause();
+      lock.lock();
+      wake_.wait(lock, [&] { return posted_.load(std::memory_order_relaxed) != seen; });
+    }
+  }
+
+  const pid_t pid_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+  Job* first_ = nullptr;
+  std::atomic<std::uint64_t> posted_{0};
+  bool stopping_ = false;
+};
+
+// The process's pool. Pools are never freed: after fork() the parent's may be locked by a thread that the child does
+// not have, and at exit a caller on another thread may still be in one. Its threads are joined when the library goes.
+struct PoolHolder {
+  std::atomic<Pool*> pool{nullptr};
+
+  ~PoolHolder() {
+    Pool* mine = pool.load(std::memory_order_acquire);
+    if (mine != nullptr && mine->pid() == getpid()) mine->stop();
+  }
+
+  Pool* get() {
+    const pid_t pid = getpid();
+    Pool* current = pool.load(std::memory_order_acquire);
+    while (current == nullptr || current->pid() != pid) {
+      Pool* fresh = new (std::nothrow) Pool(pid);
+      if (fresh == nullptr) return nullptr;
+      if (pool.compare_exchange_strong(current, fresh, std::memory_order_acq_rel)) return fresh;
+      delete fresh;
+    }
+    return current;
+  }
+};
+
+PoolHolder holder;
+
+}  // namespace
+
+void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* context) {
+  const int slots = static_cast<int>(std::min<std::int64_t>(std::max(threads, 1), tasks));
+  Pool* pool = slots > 1 ? holder.get() : nullptr;
+  if (pool == nullptr) {
+    for (std::int64_t task = 0; task < tasks; ++task) function(context, task, 0);
+    return;
+  }
+  Job job{function, context, tasks, slots};
+  pool->run(job);
+}
+
+}  // namespace tessera::cpu

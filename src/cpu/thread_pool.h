@@ -1,0 +1,25 @@
+// The threads of the CPU backend: one pool a process, started when first needed.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace tessera::cpu {
+
+using TaskFunction = void (*)(void* context, std::int64_t task, int slot);
+
+// Calls function(context, task, slot) once for every task in [0, tasks), on up to `threads` threads, and returns when
+// all are done. slot is in [0, threads) and never shared by two calls at a time, so it may index scratch. Tasks are
+// handed out in order. The caller works too, so a call makes progress even where no worker is free or none can be
+// started: callers may be concurrent or nested, and a child process after fork() starts a pool of its own.
+void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* context);
+
+template <class F>
+void parallel_for(std::int64_t tasks, int threads, F&& body) {
+  using Body = std::remove_reference_t<F>;
+  parallel_for(
+      tasks, threads, [](void* context, std::int64_t task, int slot) { (*static_cast<Body*>(context))(task, slot); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+}  // namespace tessera::cpu

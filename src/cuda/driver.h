@@ -1,0 +1,79 @@
+// The CUDA driver, opened with dlopen the first time it is needed: the part of cuda.h that is used, declared here,
+// since no CUDA header is there at build time.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "ops/status.h"
+
+namespace tessera::cuda {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctxTag*;
+using CUmodule = struct CUmodTag*;
+using CUfunction = struct CUfuncTag*;
+using CUstream = struct CUstreamTag*;
+using CUevent = struct CUeventTag*;
+
+constexpr CUresult kCudaSuccess = 0;
+constexpr CUresult kCudaOutOfMemory = 2;
+
+// CUlaunchConfig of cuda.h.
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned dynamic_smem_bytes;
+  CUstream stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+struct Driver {
+  CUresult (*init)(unsigned);
+  CUresult (*driver_version)(int*);
+  CUresult (*error_name)(CUresult, const char**);
+  CUresult (*error_string)(CUresult, const char**);
+  CUresult (*device_count)(int*);
+  CUresult (*device_get)(CUdevice*, int);
+  CUresult (*device_name)(char*, int, CUdevice);
+  CUresult (*device_attribute)(int*, int, CUdevice);
+  CUresult (*device_memory)(std::size_t*, CUdevice);
+  CUresult (*primary_retain)(CUcontext*, CUdevice);
+  CUresult (*context_push)(CUcontext);
+  CUresult (*context_pop)(CUcontext*);
+  CUresult (*context_current)(CUcontext*);
+  CUresult (*module_load)(CUmodule*, const void*, unsigned, int*, void**);
+  CUresult (*module_unload)(CUmodule);
+  CUresult (*module_function)(CUfunction*, CUmodule, const char*);
+  CUresult (*function_attribute)(int*, int, CUfunction);
+  CUresult (*function_set_attribute)(CUfunction, int, int);
+  CUresult (*launch)(const LaunchConfig*, CUfunction, void**, void**);
+  CUresult (*memory_info)(std::size_t*, std::size_t*);
+  CUresult (*allocate)(CUdeviceptr*, std::size_t);
+  CUresult (*free)(CUdeviceptr);
+  CUresult (*copy_to_device)(CUdeviceptr, const void*, std::size_t, CUstream);
+  CUresult (*copy_to_host)(void*, CUdeviceptr, std::size_t, CUstream);
+  CUresult (*copy_on_device)(CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
+  CUresult (*set_bytes)(CUdeviceptr, unsigned char, std::size_t, CUstream);
+  CUresult (*set_words16)(CUdeviceptr, unsigned short, std::size_t, CUstream);
+  CUresult (*set_words32)(CUdeviceptr, unsigned, std::size_t, CUstream);
+  CUresult (*stream_create)(CUstream*, unsigned);
+  CUresult (*stream_destroy)(CUstream);
+  CUresult (*stream_synchronize)(CUstream);
+  CUresult (*event_create)(CUevent*, unsigned);
+  CUresult (*event_destroy)(CUevent);
+  CUresult (*event_record)(CUevent, CUstream);
+  CUresult (*event_synchronize)(CUevent);
+  CUresult (*event_elapsed)(float*, CUevent, CUevent);
+};
+
+// The driver, opened and initialised; or TESSERA_NO_DEVICE and the reason. A failure is asked again at each call.
+Result<const Driver*> driver();
+
+// OK for kCudaSuccess; else what failed, with the driver's name and sentence for it.
+Status status_of(const Driver& driver, CUresult result, const std::string& what);
+
+}  // namespace tessera::cuda

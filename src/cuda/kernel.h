@@ -1,0 +1,52 @@
+// A kernel instance on a device: compiled or found (src/jit), loaded once, launched with its Params by value.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/device.h"
+#include "jit/jit.h"
+
+namespace tessera::cuda {
+
+struct Kernel {
+  jit::KernelInstance instance;
+  int device = 0;
+  CUfunction function = nullptr;
+  int registers = 0;
+  int local_bytes = 0;
+  int static_smem_bytes = 0;
+  jit::Origin origin = jit::Origin::kCompiled;  // of the image, when it was loaded
+  double image_seconds = 0;                     // to compile it or to find it
+  double load_seconds = 0;                      // to load it into the driver
+};
+
+// Loads once for each device, instance and target; any thread. The pointer lives as long as the process.
+Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance, const jit::Target& target);
+// For the device's own architecture.
+Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance);
+
+struct Grid {
+  unsigned x = 0;
+  unsigned y = 1;
+  unsigned z = 1;
+};
+
+// params: a copy is taken before it returns.
+Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream);
+
+// What an op asks for, before any device is involved. An empty grid (x = 0): nothing is to be done.
+template <class Params>
+struct KernelLaunch {
+  static_assert(std::is_trivially_copyable_v<Params>);
+  jit::KernelInstance instance;
+  Params params;
+  Grid grid;
+};
+
+template <class Params>
+Status launch(const Kernel& kernel, const KernelLaunch<Params>& what, CUstream stream) {
+  if (what.grid.x == 0) return {};
+  return launch(kernel, what.grid, &what.params, stream);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,90 @@
+// Device memory, streams and events for those who own them: verify, bench and tests. The ops own none.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+#include "cuda/device.h"
+
+namespace tessera::cuda {
+
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  static Result<DeviceBuffer> make(int device, std::size_t bytes);
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~DeviceBuffer();
+
+  void* data() const { return reinterpret_cast<void*>(address_); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data());
+  }
+  std::size_t bytes() const { return bytes_; }
+  int device() const { return device_; }
+
+  // These wait for the stream of the device's own default; offsets and sizes in bytes.
+  Status upload(const void* from, std::size_t bytes, std::size_t offset = 0);
+  Status download(void* to, std::size_t bytes, std::size_t offset = 0) const;
+  Status fill_bytes(unsigned char value);
+  Status fill_words16(unsigned short value);
+  Status fill_words32(unsigned value);
+
+ private:
+  void swap(DeviceBuffer& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+  }
+  int device_ = 0;
+  CUdeviceptr address_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+class Stream {
+ public:
+  static Result<Stream> make(int device);
+  Stream(Stream&& other) noexcept : device_(other.device_), stream_(std::exchange(other.stream_, nullptr)) {}
+  Stream& operator=(Stream&&) = delete;
+  ~Stream();
+
+  CUstream get() const { return stream_; }
+  int device() const { return device_; }
+  Status synchronize() const;
+
+ private:
+  Stream(int device, CUstream stream) : device_(device), stream_(stream) {}
+  int device_;
+  CUstream stream_;
+};
+
+class Event {
+ public:
+  static Result<Event> make(int device);
+  Event(Event&& other) noexcept : device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event&&) = delete;
+  ~Event();
+
+  Status record(CUstream stream) const;
+  Status synchronize() const;
+  // Seconds from `start` to this event; both have happened.
+  Result<double> seconds_since(const Event& start) const;
+
+ private:
+  Event(int device, CUevent event) : device_(device), event_(event) {}
+  int device_;
+  CUevent event_;
+};
+
+// Seconds per call of `enqueue`, by events around `calls` of them on the stream, after one that is not counted.
+Result<double> time_on_stream(const Stream& stream, int calls, const std::function<Status(CUstream)>& enqueue);
+
+// Bytes of the device's memory that are free now.
+Result<std::size_t> free_memory(int device);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,38 @@
+// Problem x Device -> the kernels that serve it, best first, and why each other one does not. Pure: no I/O, no device.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "ops/attention.h"
+#include "select/device.h"
+
+namespace tessera::select {
+
+struct Candidate {
+  std::string kernel;
+  std::string config;  // by field name
+  std::size_t workspace = 0;
+  double score = 0;  // larger is better; comparable within one selection only
+  std::string why;
+};
+
+struct Refusal {
+  std::string kernel;
+  std::string reason;
+};
+
+struct Selection {
+  std::vector<Candidate> candidates;  // best first
+  std::vector<Refusal> refusals;
+};
+
+Selection select_attention(const AttentionProblem& problem, const Device& device);
+
+// The selection as a person reads it; the first line is the problem.
+std::string explain(const AttentionProblem& problem, const Device& device, const Selection& selection);
+
+std::string describe(const AttentionProblem& problem);
+
+}  // namespace tessera::select

@@ -1,0 +1,29 @@
+// A device as the selector sees it: a plain value, so that devices which are not present can be asked about too.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "ops/status.h"
+
+namespace tessera::select {
+
+struct Device {
+  enum class Kind { kCpu, kCuda };
+
+  Kind kind = Kind::kCpu;
+  std::string name;                         // "sm_90a", "cpu"
+  int compute = 0;                          // CUDA: 10 * major + minor
+  std::size_t shared_memory_per_block = 0;  // CUDA: the opt-in limit
+  int threads = 1;                          // CPU
+
+  bool is_cpu() const { return kind == Kind::kCpu; }
+};
+
+Device cpu_device(int threads);
+
+// A GPU by its architecture alone: "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a".
+Result<Device> cuda_device(std::string_view arch);
+
+}  // namespace tessera::select

@@ -1,0 +1,362 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <thread>
+
+#include "tessera/tessera.hpp"
+#include "tests/api/fixture.h"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
+
+struct BadInput {
+  const char* promise;
+  Call (*make)();
+  std::function<void(Call&)> spoil;
+  const char* names;  // what the sentence must name
+};
+
+class Refuses : public testing::TestWithParam<BadInput> {};
+
+TEST_P(Refuses, with_a_sentence_that_names_the_argument_and_writes_nothing) {
+  const BadInput& bad = GetParam();
+  Call good = bad.make();
+  ASSERT_EQ(good.run(), TESSERA_OK) << "before it is spoilt: " << tessera_last_error();
+
+  Call call = bad.make();
+  bad.spoil(call);
+  EXPECT_EQ(call.run(), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tessera_last_error()).find(bad.names), std::string::npos) << tessera_last_error();
+  EXPECT_TRUE(call.outputs_untouched());
+
+  tessera_plan* plan = nullptr;
+  EXPECT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(plan, nullptr);
+}
+
+Call square() { return forward_call(); }
+Call rectangular() { return forward_call(3, 8); }
+
+const BadInput kBadInputs[] = {
+    {"null_q", square, [](Call& c) { c.args.q = nullptr; }, "q is null"},
+    {"null_out", square, [](Call& c) { c.args.out = nullptr; }, "out is null"},
+    {"null_lse_in_backward", backward_call, [](Call& c) { c.args.lse = nullptr; }, "lse is null"},
+    {"null_data", square, [](Call& c) { c["k"].view.data = nullptr; }, "k.data is null"},
+    {"null_shape", square, [](Call& c) { c["v"].view.shape = nullptr; }, "v.shape is null"},
+    {"tensor_of_another_op", square, [](Call& c) { c.args.dq = c.args.q; }, "dq is given"},
+    {"wrong_rank", square, [](Call& c) { c["q"].view.ndim = 3; }, "q has 3 dims"},
+    {"absurd_rank", square, [](Call& c) { c["q"].view.ndim = 1 << 30; }, "q has"},
+    {"wrong_rank_of_lse", square, [](Call& c) { c["lse"].view.ndim = 2; }, "lse has 2 dims"},
+    {"mismatched_batch", square, [](Call& c) { c["k"].shape(0) = 1, c["v"].shape(0) = 1; }, "k has batch = 1"},
+    {"mismatched_length_of_v", square, [](Call& c) { c["v"].shape(1) = 4; }, "v has length = 4"},
+    {"mismatched_heads_of_v", square, [](Call& c) { c["v"].shape(2) = 1; }, "v has heads = 1"},
+    {"mismatched_head_dim", square, [](Call& c) { c["k"].shape(3) = 4; }, "k has head dim = 4"},
+    {"mismatched_out", square, [](Call& c) { c["out"].shape(3) = 8; }, "out has head dim = 8"},
+    {"mismatched_lse", square, [](Call& c) { c["lse"].shape(2) = 4; }, "lse has length = 4"},
+    {"mismatched_dk", backward_call, [](Call& c) { c["dk"].shape(1) = 4; }, "dk has length = 4"},
+    {"negative_dim", square, [](Call& c) { c["q"].shape(1) = -5; }, "q has a negative dim"},
+    {"zero_heads", square, [](Call& c) { c["q"].shape(2) = 0, c["out"].shape(2) = 0, c["lse"].shape(1) = 0; },
+     "q has 0 heads"},
+    {"zero_head_dim", square, [](Call& c) { c["q"].shape(3) = 0, c["k"].shape(3) = 0; }, "q has head dim 0"},
+    {"heads_not_a_multiple", square, [](Call& c) { c["q"].shape(2) = 3, c["out"].shape(2) = 3, c["lse"].shape(1) = 3; },
+     "q has 3 heads and k has 2"},
+    {"float64", square,
+     [](Call& c) {
+       c["q"].view.dtype = {TESSERA_FLOAT, 64, 1};
+     },
+     "q is float64"},
+    {"int8", square,
+     [](Call& c) {
+       c["k"].view.dtype = {TESSERA_INT, 8, 1};
+     },
+     "k is int8"},
+    {"vector_lanes", square, [](Call& c) { c["q"].view.dtype.lanes = 4; }, "q is float32x4"},
+    {"mixed_dtypes", square, [](Call& c) { c["v"].view.dtype = kBf16; }, "v is bf16, but q is fp32"},
+    {"half_lse", square, [](Call& c) { c["lse"].view.dtype = kFp16; }, "lse is fp16"},
+    {"misaligned_pointer", square, [](Call& c) { c["q"].view.byte_offset = 2; }, "q starts at address"},
+    {"negative_stride", square, [](Call& c) { c["q"].stride(1) = -32; }, "q has stride -32"},
+    {"overflowing_stride", square, [](Call& c) { c["q"].stride(0) = kHuge; }, "q of shape"},
+    {"overflowing_stride_sum", square, [](Call& c) { c["k"].stride(1) = kHuge / 4, c["k"].stride(0) = kHuge; },
+     "k of shape"},
+    {"overflowing_byte_offset", square,
+     [](Call& c) { c["q"].view.byte_offset = std::numeric_limits<std::uint64_t>::max() - 3; }, "q of shape"},
+    {"gap_in_the_last_dim", square, [](Call& c) { c["k"].stride(3) = 2; }, "k has stride 2 in its last dim"},
+    {"output_onto_itself", square, [](Call& c) { c["out"].stride(1) = 0; }, "out is written"},
+    {"window_left_below_minus_one", square, [](Call& c) { c.args.window_left = -2; }, "window_left is -2"},
+    {"window_right_below_minus_one", square, [](Call& c) { c.args.window_right = -9; }, "window_right is -9"},
+    {"nan_scale", square, [](Call& c) { c.args.scale = std::nanf(""); }, "scale is nan"},
+    {"infinite_scale", square, [](Call& c) { c.args.scale = INFINITY; }, "scale is inf"},
+    {"negative_softcap", square, [](Call& c) { c.args.softcap = -1; }, "softcap is -1"},
+    {"unknown_flag", square, [](Call& c) { c.args.flags = 1u << 9; }, "flags has unknown bits 0x200"},
+    {"unknown_alignment", square, [](Call& c) { c.args.alignment = static_cast<tessera_alignment>(7); },
+     "alignment is 7"},
+    {"wrong_struct_size", square, [](Call& c) { c.args.struct_size = 8; }, "struct_size is 8"},
+    {"unknown_device", square, [](Call& c) { c["q"].view.device.type = 77; }, "q is on device type 77"},
+    {"two_devices", square, [](Call& c) { c["k"].view.device.type = TESSERA_CUDA; }, "k is on cuda:0, but q is on cpu"},
+    {"causal_without_alignment", rectangular, [](Call& c) { c.args.flags = TESSERA_CAUSAL; }, "alignment"},
+    {"window_without_alignment", rectangular, [](Call& c) { c.args.window_left = 2; }, "alignment"},
+    {"max_seqlen_without_packing", square, [](Call& c) { c.args.max_seqlen_q = 5; }, "max_seqlen_q"},
+    {"one_cu_seqlens_only", varlen_call, [](Call& c) { c.args.cu_seqlens_k = nullptr; }, "cu_seqlens_k is null"},
+    {"cu_seqlens_not_at_zero", varlen_call,
+     [](Call& c) {
+       c.set("cu_seqlens_q", {1, 3, 3, 7});
+     },
+     "cu_seqlens_q[0]"},
+    {"cu_seqlens_falling", varlen_call,
+     [](Call& c) {
+       c.set("cu_seqlens_q", {0, 5, 3, 7});
+     },
+     "cu_seqlens_q[2] is 3"},
+    {"cu_seqlens_past_the_end", varlen_call,
+     [](Call& c) {
+       c.set("cu_seqlens_k", {0, 4, 6, 10});
+     },
+     "cu_seqlens_k ends at 10"},
+    {"cu_seqlens_of_other_count", varlen_call, [](Call& c) { c["cu_seqlens_k"].shape(0) = 3; },
+     "cu_seqlens_k has entries = 3"},
+    {"cu_seqlens_empty", varlen_call, [](Call& c) { c["cu_seqlens_q"].shape(0) = 0; }, "cu_seqlens_q has 0 entries"},
+    {"max_seqlen_too_small", varlen_call, [](Call& c) { c.args.max_seqlen_q = 2; }, "max_seqlen_q is 2"},
+    {"negative_max_seqlen", varlen_call, [](Call& c) { c.args.max_seqlen_k = -1; }, "max_seqlen_k is -1"},
+    {"packed_causal_without_alignment", varlen_call, [](Call& c) { c.args.flags = TESSERA_CAUSAL; }, "alignment"},
+    {"cache_length_past_the_end", decode_call,
+     [](Call& c) {
+       c.set("cache_seqlens", {12, 13});
+     },
+     "cache_seqlens[1] is 13"},
+    {"negative_cache_length", decode_call,
+     [](Call& c) {
+       c.set("cache_seqlens", {-1, 3});
+     },
+     "cache_seqlens[0] is -1"},
+    {"top_left_decode", decode_call, [](Call& c) { c.args.alignment = TESSERA_ALIGN_TOP_LEFT; }, "alignment"},
+    {"page_past_the_end", paged_call,
+     [](Call& c) {
+       c.set("page_table", {5, 0, 6, 1, 0, 0});
+     },
+     "page_table[0, 2] is 6"},
+    {"negative_page", paged_call,
+     [](Call& c) {
+       c.set("page_table", {5, -1, 3, 1, 0, 0});
+     },
+     "page_table[0, 1] is -1"},
+    {"page_table_of_other_batch", paged_call, [](Call& c) { c["page_table"].shape(0) = 1; }, "page_table has rows = 1"},
+};
+
+INSTANTIATE_TEST_SUITE_P(BadInput, Refuses, testing::ValuesIn(kBadInputs),
+                         [](const auto& info) { return std::string(info.param.promise); });
+
+TEST(Workspace, one_byte_too_small_is_refused_and_nothing_is_written) {
+  Call call = forward_call();
+  std::size_t bytes = 0;
+  ASSERT_EQ(tessera_attention_workspace(call.op, &call.args, &bytes), TESSERA_OK);
+  ASSERT_GT(bytes, 0u);
+  std::vector<std::uint8_t> scratch(bytes);
+  EXPECT_EQ(tessera_attention_run(call.op, &call.args, scratch.data(), bytes - 1, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tessera_last_error()).find("workspace_bytes"), std::string::npos);
+  EXPECT_EQ(tessera_attention_run(call.op, &call.args, nullptr, bytes, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_TRUE(call.outputs_untouched());
+  EXPECT_EQ(tessera_attention_run(call.op, &call.args, scratch.data(), bytes, nullptr), TESSERA_OK);
+}
+
+TEST(Workspace, any_alignment_is_accepted) {
+  Call call = forward_call();
+  std::size_t bytes = 0;
+  ASSERT_EQ(tessera_attention_workspace(call.op, &call.args, &bytes), TESSERA_OK);
+  for (std::size_t shift = 0; shift < 3; ++shift) {
+    std::vector<std::uint8_t> scratch(bytes + shift);
+    EXPECT_EQ(tessera_attention_run(call.op, &call.args, scratch.data() + shift, bytes, nullptr), TESSERA_OK);
+  }
+}
+
+TEST(Plan, runs_the_problem_it_was_made_for_and_refuses_another) {
+  Call call = forward_call();
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK);
+  std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
+  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK);
+  EXPECT_FALSE(call.outputs_untouched());
+  EXPECT_NE(std::string(tessera_plan_explain(plan)).find("cpu_attention"), std::string::npos);
+
+  Call other = forward_call(3, 5);
+  EXPECT_EQ(tessera_plan_run(plan, &other.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_TRUE(other.outputs_untouched());
+  EXPECT_EQ(tessera_plan_run(nullptr, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+  tessera_plan_destroy(plan);
+  tessera_plan_destroy(nullptr);
+}
+
+TEST(Plan, packed_sequences_may_be_shorter_than_planned_but_not_longer) {
+  Call call = varlen_call();
+  call.args.max_seqlen_q = call.args.max_seqlen_k = 4;
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+  std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
+  call.args.max_seqlen_q = 0;
+  call.set("cu_seqlens_q", {0, 2, 4, 6});
+  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK)
+      << tessera_last_error();
+  call.set("cu_seqlens_q", {0, 6, 6, 6});
+  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+  tessera_plan_destroy(plan);
+}
+
+TEST(Errors, belong_to_the_thread_and_go_with_the_next_success) {
+  Call call = forward_call();
+  Call bad = forward_call();
+  bad.args.q = nullptr;
+  ASSERT_EQ(bad.run(), TESSERA_INVALID_ARGUMENT);
+  std::thread([] { EXPECT_STREQ(tessera_last_error(), ""); }).join();
+  EXPECT_STRNE(tessera_last_error(), "");
+  ASSERT_EQ(call.run(), TESSERA_OK);
+  EXPECT_STREQ(tessera_last_error(), "");
+}
+
+TEST(Errors, null_out_parameters_are_refused) {
+  Call call = forward_call();
+  EXPECT_EQ(tessera_plan_create(call.op, &call.args, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_workspace(call.op, &call.args, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_workspace(call.op, nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
+  std::size_t bytes = 0;
+  EXPECT_EQ(tessera_attention_workspace(call.op, nullptr, &bytes), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_workspace(static_cast<tessera_attention_op>(9), &call.args, &bytes),
+            TESSERA_INVALID_ARGUMENT);
+}
+
+TEST(Threads, count_is_settable_and_bounded) {
+  EXPECT_EQ(tessera_set_num_threads(3), TESSERA_OK);
+  EXPECT_EQ(tessera_num_threads(), 3);
+  EXPECT_EQ(tessera_set_num_threads(-1), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_set_num_threads(1 << 20), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_num_threads(), 3);
+  EXPECT_EQ(tessera_set_num_threads(0), TESSERA_OK);
+  EXPECT_GE(tessera_num_threads(), 1);
+}
+
+TEST(Explain, answers_for_devices_that_are_not_present_and_looks_at_no_data) {
+  Call call = forward_call();
+  for (auto& [name, tensor] : call.tensors) tensor.view.data = nullptr;
+  for (const char* arch : {"cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"}) {
+    std::size_t needed = 0;
+    ASSERT_EQ(tessera_attention_explain(call.op, &call.args, arch, nullptr, 0, &needed), TESSERA_OK) << arch;
+    std::string text(needed, '?');
+    ASSERT_EQ(tessera_attention_explain(call.op, &call.args, arch, text.data(), needed, nullptr), TESSERA_OK);
+    EXPECT_EQ(text.back(), '\0');
+    EXPECT_NE(text.find("attention_forward fp32"), std::string::npos) << text;
+    EXPECT_NE(text.find("cpu_attention"), std::string::npos) << text;
+  }
+  for (const char* unknown : {"sm_13", "sm_75a", "sm_", "sm_90b", "90", "", "sm_080"}) {
+    EXPECT_EQ(tessera_attention_explain(call.op, &call.args, unknown, nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+  }
+}
+
+TEST(Cuda, tensors_on_a_device_that_is_not_there_are_refused_with_the_reason) {
+  Call call = forward_call();
+  for (auto& [name, tensor] : call.tensors) tensor.view.device = {TESSERA_CUDA, 77};
+  EXPECT_EQ(call.run(), TESSERA_NO_DEVICE);
+  EXPECT_STRNE(tessera_last_error(), "");
+  EXPECT_TRUE(call.outputs_untouched());
+}
+
+TEST(Explain, never_writes_past_the_buffer_and_always_terminates) {
+  Call call = forward_call();
+  char text[8];
+  std::memset(text, '#', sizeof text);
+  ASSERT_EQ(tessera_attention_explain(call.op, &call.args, "cpu", text, 5, nullptr), TESSERA_OK);
+  EXPECT_EQ(text[4], '\0');
+  EXPECT_EQ(text[5], '#');
+}
+
+TEST(Empty, no_sequences_queries_or_keys_are_fine) {
+  EXPECT_EQ(forward_call(0, 5).run(), TESSERA_OK) << tessera_last_error();
+  Call no_keys = forward_call(3, 0);
+  ASSERT_EQ(no_keys.run(), TESSERA_OK) << tessera_last_error();
+  for (std::size_t i = 0; i < no_keys["out"].elements(); ++i) EXPECT_EQ(no_keys["out"].as<float>()[i], 0.0f);
+  for (std::size_t i = 0; i < no_keys["lse"].elements(); ++i) EXPECT_EQ(no_keys["lse"].as<float>()[i], -INFINITY);
+}
+
+TEST(Strides, null_means_compact_and_zero_broadcasts_an_input) {
+  Call strided = forward_call();
+  Call compact = forward_call();
+  for (auto& [name, tensor] : compact.tensors) tensor.view.strides = nullptr;
+  ASSERT_EQ(strided.run(), TESSERA_OK);
+  ASSERT_EQ(compact.run(), TESSERA_OK);
+  EXPECT_EQ(std::memcmp(strided["out"].as<float>(), compact["out"].as<float>(), strided["out"].elements() * 4), 0);
+
+  Call broadcast = forward_call();
+  broadcast["k"].stride(0) = broadcast["v"].stride(0) = broadcast["q"].stride(0) = 0;
+  ASSERT_EQ(broadcast.run(), TESSERA_OK) << tessera_last_error();
+  const std::size_t half = broadcast["out"].elements() / 2;
+  EXPECT_EQ(std::memcmp(broadcast["out"].as<float>(), broadcast["out"].as<float>() + half, half * 4), 0);
+}
+
+TEST(Cpp, forward_matches_the_c_call_and_bad_input_throws_with_the_sentence) {
+  Call call = forward_call();
+  ASSERT_EQ(call.run(), TESSERA_OK);
+  Call cpp = forward_call();
+  const Attention attention{.q = {cpp["q"].as<float>(), kFloat32, {kB, kSq, kHq, kD}},
+                            .k = {cpp["k"].as<float>(), kFloat32, {kB, kSk, kHkv, kD}},
+                            .v = {cpp["v"].as<float>(), kFloat32, {kB, kSk, kHkv, kDv}},
+                            .out = {cpp["out"].as<float>(), kFloat32, {kB, kSq, kHq, kDv}}};
+  attention_forward(attention);
+  EXPECT_EQ(std::memcmp(call["out"].as<float>(), cpp["out"].as<float>(), call["out"].elements() * 4), 0);
+
+  const Plan plan(TESSERA_ATTENTION_FORWARD, attention);
+  EXPECT_NE(plan.explain().find("cpu_attention"), std::string::npos);
+  EXPECT_NE(explain(TESSERA_ATTENTION_FORWARD, attention, "sm_75").find("sm_75"), std::string::npos);
+
+  Attention bad = attention;
+  bad.k = {};
+  try {
+    attention_forward(bad);
+    FAIL() << "accepted a missing k";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), TESSERA_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(error.what()).find("k is null"), std::string::npos);
+  }
+}
+
+// DLPack's structs, as its header lays them out.
+struct DLDevice {
+  int device_type;
+  std::int32_t device_id;
+};
+struct DLDataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  std::int32_t ndim;
+  DLDataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+
+TEST(Tensor, has_the_layout_of_a_dltensor) {
+  static_assert(sizeof(tessera_tensor) == sizeof(DLTensor));
+  static_assert(offsetof(tessera_tensor, device) == offsetof(DLTensor, device));
+  static_assert(offsetof(tessera_tensor, ndim) == offsetof(DLTensor, ndim));
+  static_assert(offsetof(tessera_tensor, dtype) == offsetof(DLTensor, dtype));
+  static_assert(offsetof(tessera_tensor, shape) == offsetof(DLTensor, shape));
+  static_assert(offsetof(tessera_tensor, strides) == offsetof(DLTensor, strides));
+  static_assert(offsetof(tessera_tensor, byte_offset) == offsetof(DLTensor, byte_offset));
+}
+
+TEST(Version, is_the_headers) {
+  EXPECT_EQ(std::string(tessera_version()), std::to_string(TESSERA_VERSION_MAJOR) + "." +
+                                                std::to_string(TESSERA_VERSION_MINOR) + "." +
+                                                std::to_string(TESSERA_VERSION_PATCH));
+  EXPECT_STREQ(tessera_status_name(TESSERA_UNSUPPORTED), "unsupported");
+  EXPECT_STREQ(tessera_status_name(static_cast<tessera_status>(99)), "unknown");
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,172 @@
+// A valid call of each kind, small, with poisoned outputs: tests spoil one thing and see what happens.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/tessera.h"
+
+namespace tessera::test {
+
+constexpr std::uint8_t kPoison = 0xC3;
+
+// Owns a tensor's memory, shape and strides; the C view stays valid while it lives.
+class OwnedTensor {
+ public:
+  OwnedTensor(tessera_dtype dtype, std::vector<std::int64_t> shape) : shape_(std::move(shape)) {
+    std::int64_t elements = 1;
+    for (const std::int64_t dim : shape_) elements *= dim;
+    bytes_.assign(static_cast<std::size_t>(elements) * dtype.bits / 8 + kSlack, kPoison);
+    strides_.assign(shape_.size(), 1);
+    for (int d = static_cast<int>(shape_.size()) - 2; d >= 0; --d) strides_[d] = strides_[d + 1] * shape_[d + 1];
+    view = {bytes_.data(),
+            {TESSERA_CPU, 0},
+            static_cast<std::int32_t>(shape_.size()),
+            dtype,
+            shape_.data(),
+            strides_.data(),
+            0};
+  }
+
+  OwnedTensor(const OwnedTensor&) = delete;
+  OwnedTensor& operator=(const OwnedTensor&) = delete;
+
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(bytes_.data());
+  }
+  std::size_t elements() const { return (bytes_.size() - kSlack) / (view.dtype.bits / 8); }
+  std::int64_t& shape(int d) { return shape_[d]; }
+  std::int64_t& stride(int d) { return strides_[d]; }
+  bool untouched() const {
+    for (const std::uint8_t byte : bytes_) {
+      if (byte != kPoison) return false;
+    }
+    return true;
+  }
+
+  tessera_tensor view{};
+
+ private:
+  static constexpr std::size_t kSlack = 64;  // lets a test move the start without leaving the buffer
+  std::vector<std::int64_t> shape_;
+  std::vector<std::int64_t> strides_;
+  std::vector<std::uint8_t> bytes_;
+};
+
+constexpr tessera_dtype kFp32{TESSERA_FLOAT, 32, 1};
+constexpr tessera_dtype kFp16{TESSERA_FLOAT, 16, 1};
+constexpr tessera_dtype kBf16{TESSERA_BFLOAT, 16, 1};
+constexpr tessera_dtype kI32{TESSERA_INT, 32, 1};
+
+struct Call {
+  tessera_attention_op op = TESSERA_ATTENTION_FORWARD;
+  tessera_attention args = TESSERA_ATTENTION_INIT;
+  std::map<std::string, OwnedTensor> tensors;
+
+  OwnedTensor& add(const std::string& name, tessera_dtype dtype, std::vector<std::int64_t> shape,
+                   const tessera_tensor* tessera_attention::*field) {
+    auto [at, inserted] = tensors.try_emplace(name, dtype, std::move(shape));
+    args.*field = &at->second.view;
+    return at->second;
+  }
+  OwnedTensor& operator[](const std::string& name) { return tensors.at(name); }
+
+  void fill(const std::string& name, float step = 0.01f) {
+    OwnedTensor& t = tensors.at(name);
+    for (std::size_t i = 0; i < t.elements(); ++i)
+      t.as<float>()[i] = step * static_cast<float>((i * 37 + 11) % 101) - 0.5f;
+  }
+  void set(const std::string& name, const std::vector<std::int32_t>& values) {
+    std::memcpy(tensors.at(name).as<std::int32_t>(), values.data(), values.size() * sizeof(std::int32_t));
+  }
+  bool outputs_untouched() {
+    const bool backward = op == TESSERA_ATTENTION_BACKWARD;
+    for (auto& [name, tensor] : tensors) {
+      const bool output = backward ? (name == "dq" || name == "dk" || name == "dv") : (name == "out" || name == "lse");
+      if (output && !tensor.untouched()) return false;
+    }
+    return true;
+  }
+
+  tessera_status run() {
+    // Scratch for the largest problem these tests pose; a test that is about the workspace asks for its size itself.
+    static std::vector<std::uint8_t> scratch(64u << 20);
+    return tessera_attention_run(op, &args, scratch.data(), scratch.size(), nullptr);
+  }
+};
+
+inline constexpr std::int64_t kB = 2, kSq = 5, kSk = 5, kHq = 4, kHkv = 2, kD = 8, kDv = 16;
+
+inline Call forward_call(std::int64_t seq_q = kSq, std::int64_t seq_k = kSk) {
+  Call call;
+  call.add("q", kFp32, {kB, seq_q, kHq, kD}, &tessera_attention::q);
+  call.add("k", kFp32, {kB, seq_k, kHkv, kD}, &tessera_attention::k);
+  call.add("v", kFp32, {kB, seq_k, kHkv, kDv}, &tessera_attention::v);
+  call.add("out", kFp32, {kB, seq_q, kHq, kDv}, &tessera_attention::out);
+  call.add("lse", kFp32, {kB, kHq, seq_q}, &tessera_attention::lse);
+  for (const char* name : {"q", "k", "v"}) call.fill(name);
+  return call;
+}
+
+inline Call backward_call() {
+  Call call = forward_call();
+  EXPECT_EQ(call.run(), TESSERA_OK) << tessera_last_error();
+  call.op = TESSERA_ATTENTION_BACKWARD;
+  call.add("dout", kFp32, {kB, kSq, kHq, kDv}, &tessera_attention::dout);
+  call.add("dq", kFp32, {kB, kSq, kHq, kD}, &tessera_attention::dq);
+  call.add("dk", kFp32, {kB, kSk, kHkv, kD}, &tessera_attention::dk);
+  call.add("dv", kFp32, {kB, kSk, kHkv, kDv}, &tessera_attention::dv);
+  call.fill("dout");
+  return call;
+}
+
+inline Call varlen_call() {
+  Call call;
+  call.add("q", kFp32, {7, kHq, kD}, &tessera_attention::q);
+  call.add("k", kFp32, {9, kHkv, kD}, &tessera_attention::k);
+  call.add("v", kFp32, {9, kHkv, kDv}, &tessera_attention::v);
+  call.add("out", kFp32, {7, kHq, kDv}, &tessera_attention::out);
+  call.add("lse", kFp32, {kHq, 7}, &tessera_attention::lse);
+  call.add("cu_seqlens_q", kI32, {4}, &tessera_attention::cu_seqlens_q);
+  call.add("cu_seqlens_k", kI32, {4}, &tessera_attention::cu_seqlens_k);
+  call.set("cu_seqlens_q", {0, 3, 3, 7});
+  call.set("cu_seqlens_k", {0, 4, 6, 9});
+  for (const char* name : {"q", "k", "v"}) call.fill(name);
+  return call;
+}
+
+inline Call decode_call() {
+  Call call;
+  call.op = TESSERA_ATTENTION_DECODE;
+  call.add("q", kFp32, {kB, 1, kHq, kD}, &tessera_attention::q);
+  call.add("k", kFp32, {kB, 12, kHkv, kD}, &tessera_attention::k);
+  call.add("v", kFp32, {kB, 12, kHkv, kDv}, &tessera_attention::v);
+  call.add("out", kFp32, {kB, 1, kHq, kDv}, &tessera_attention::out);
+  call.add("cache_seqlens", kI32, {kB}, &tessera_attention::cache_seqlens);
+  call.set("cache_seqlens", {12, 7});
+  for (const char* name : {"q", "k", "v"}) call.fill(name);
+  return call;
+}
+
+inline Call paged_call() {
+  Call call;
+  call.op = TESSERA_ATTENTION_DECODE;
+  call.add("q", kFp32, {kB, 1, kHq, kD}, &tessera_attention::q);
+  call.add("k", kFp32, {6, 4, kHkv, kD}, &tessera_attention::k);
+  call.add("v", kFp32, {6, 4, kHkv, kDv}, &tessera_attention::v);
+  call.add("out", kFp32, {kB, 1, kHq, kDv}, &tessera_attention::out);
+  call.add("cache_seqlens", kI32, {kB}, &tessera_attention::cache_seqlens);
+  call.add("page_table", kI32, {kB, 3}, &tessera_attention::page_table);
+  call.set("cache_seqlens", {11, 4});
+  call.set("page_table", {5, 0, 3, 1, -7, 99});  // the second row uses one page only
+  for (const char* name : {"q", "k", "v"}) call.fill(name);
+  return call;
+}
+
+}  // namespace tessera::test

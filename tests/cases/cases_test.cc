@@ -1,0 +1,191 @@
+#include "cases/cases.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "cases/buffers.h"
+
+namespace tessera::cases {
+namespace {
+
+TEST(Suites, every_name_is_unique_and_every_suite_has_cases) {
+  for (const std::string& name : suite_names()) {
+    std::set<std::string> seen;
+    for (const Case& c : suite(name)) EXPECT_TRUE(seen.insert(c.name).second) << c.name;
+    EXPECT_FALSE(seen.empty()) << name;
+  }
+  EXPECT_TRUE(suite("no such suite").empty());
+}
+
+TEST(Suites, every_case_is_within_the_contract) {
+  for (const std::string& name : suite_names()) {
+    for (const Case& c : suite(name)) {
+      const AttentionProblem& p = c.problem;
+      EXPECT_EQ(p.heads_q % p.heads_kv, 0) << c.name;
+      EXPECT_LE(std::max(p.dim_qk, p.dim_v), 256) << c.name;
+      EXPECT_TRUE(std::isfinite(p.scale) && p.scale != 0) << c.name;
+      for (std::int32_t n : c.cache_lengths) EXPECT_LE(n, p.seq_k) << c.name;
+      EXPECT_EQ(c.lengths_q.size(), c.lengths_k.size()) << c.name;
+    }
+  }
+}
+
+TEST(Suites, pairs_counted_by_rows_are_those_the_oracle_sees) {
+  for (const char* name : {"quick", "hostile"}) {
+    for (const Case& c : suite(name)) {
+      if (c.problem.dtype != DType::kFloat32) continue;
+      EXPECT_EQ(c.visible_pairs(), oracle::count_visible_pairs(make_inputs(c))) << c.name;
+    }
+  }
+}
+
+TEST(Suites, flops_and_bytes_of_a_case_done_by_hand) {
+  Case c;
+  c.problem.op = AttentionOp::kForward;
+  c.problem.dtype = DType::kBFloat16;
+  c.problem.batch = 2;
+  c.problem.seq_q = c.problem.seq_k = 4;
+  c.problem.heads_q = 4;
+  c.problem.heads_kv = 2;
+  c.problem.dim_qk = 16;
+  c.problem.dim_v = 8;
+  c.problem.causal = true;
+  c.problem.with_lse = true;
+  EXPECT_EQ(c.visible_pairs(), 2 * 10);
+  EXPECT_EQ(c.flops(), 2.0 * 20 * 4 * (16 + 8));
+  // q 2*4*4*16, o 2*4*4*8, k 2*4*2*16, v 2*4*2*8, all of 2 bytes; lse 2*4*4 of 4
+  EXPECT_EQ(c.bytes(), 2.0 * (512 + 256 + 256 + 128) + 4.0 * 32);
+  c.problem.op = AttentionOp::kBackward;
+  EXPECT_EQ(c.flops(), 2.0 * 20 * 4 * (3 * 16 + 2 * 8));
+}
+
+TEST(Inputs, are_the_same_on_every_platform) {
+  const Case c = suite("quick").front();
+  const oracle::Inputs in = make_inputs(c);
+  EXPECT_EQ(in.q.data, make_inputs(c).q.data);
+  // Exact values: the generator uses no library function whose last bit may differ.
+  EXPECT_EQ(in.q.data[0], -0x1.ce7524p-3);
+  EXPECT_EQ(in.v.data[7], 0x1.d179a2p-1);
+  double sum = 0, squares = 0;
+  for (double x : in.q.data) {
+    sum += x;
+    squares += x * x;
+  }
+  const auto n = static_cast<double>(in.q.data.size());
+  EXPECT_NEAR(sum / n, 0, 0.05);
+  EXPECT_NEAR(squares / n, 1, 0.05);
+}
+
+TEST(Inputs, hostile_logits_are_as_large_as_their_names_say) {
+  std::set<Distribution> met;
+  for (const Case& c : suite("hostile")) {
+    const double size = c.distribution == Distribution::kLogits1e4 ? 1e4 : 120;
+    if (c.distribution != Distribution::kLogits120 && c.distribution != Distribution::kLogits1e4 &&
+        c.distribution != Distribution::kLogitsMinus120) {
+      continue;
+    }
+    if (c.problem.op != AttentionOp::kForward || c.problem.varlen) continue;
+    const oracle::Inputs in = make_inputs(c);
+    for (std::int64_t j = 0; j < c.problem.seq_k; ++j) {
+      double logit = 0;
+      for (std::int64_t d = 0; d < c.problem.dim_qk; ++d) logit += in.q.at(0, 0, 0, d) * in.k.at(0, j, 0, d);
+      logit *= c.problem.scale;
+      EXPECT_NEAR(std::abs(logit), size, size / 20) << c.name;
+      EXPECT_TRUE(c.distribution != Distribution::kLogitsMinus120 || logit < 0);
+    }
+    met.insert(c.distribution);
+  }
+  EXPECT_EQ(met.size(), 3U);
+}
+
+TEST(Inputs, values_no_sequence_uses_are_nan_and_never_reach_the_oracle) {
+  for (const Case& c : suite("quick")) {
+    if (c.problem.dtype != DType::kFloat32) continue;
+    const oracle::Outputs out = oracle::attention(make_inputs(c));
+    for (const oracle::HostTensor* t : {&out.o, &out.lse, &out.dq, &out.dk, &out.dv}) {
+      for (double x : t->data) ASSERT_FALSE(std::isnan(x)) << c.name;
+    }
+  }
+}
+
+// The rule must be tight enough to see the smallest mistake a kernel makes: one key of 65 left out at the end, which
+// under a causal mask only the last query misses.
+TEST(Judge, one_key_left_out_fails_in_every_type) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const AttentionOp op : {AttentionOp::kForward, AttentionOp::kBackward}) {
+      for (const Case& c : suite("quick")) {
+        const AttentionProblem& p = c.problem;
+        if (p.dtype != dtype || p.op != op || p.seq_q != 65 || !p.causal) continue;
+        const oracle::Inputs in = make_inputs(c);
+        const oracle::Outputs exact = oracle::attention(in), plain = oracle::plain_attention(in);
+        oracle::Inputs less = in;
+        less.problem.seq_k = 64;
+        for (oracle::HostTensor* t : {&less.k, &less.v}) {
+          t->shape[1] = 64;
+          t->data.resize(static_cast<std::size_t>(t->offset(1, 0, 0)));
+        }
+        oracle::Outputs wrong = oracle::plain_attention(less);
+        EXPECT_TRUE(oracle::judge(plain.o, exact.o, plain.o, dtype, c.floor).pass);
+        EXPECT_FALSE(oracle::judge(wrong.o, exact.o, plain.o, dtype, c.floor).pass) << c.name;
+        EXPECT_FALSE(oracle::judge(wrong.lse, exact.lse, plain.lse, DType::kFloat32, c.floor).pass) << c.name;
+        if (op != AttentionOp::kBackward) continue;
+        EXPECT_FALSE(oracle::judge(wrong.dq, exact.dq, plain.dq, dtype, c.floor).pass) << c.name;
+        for (auto member : {&oracle::Outputs::dk, &oracle::Outputs::dv}) {
+          oracle::HostTensor& t = wrong.*member;
+          t.shape[1] = 65;
+          t.data.resize((exact.*member).data.size(), 0.0);
+          EXPECT_FALSE(oracle::judge(t, exact.*member, plain.*member, dtype, c.floor).pass) << c.name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Buffers, strides_lead_to_the_values_and_gaps_are_nan) {
+  for (Layout layout : {Layout::kCompact, Layout::kHeadsMajor, Layout::kPadded}) {
+    Case c = suite("quick").front();
+    c.layout = layout;
+    const oracle::Inputs in = make_inputs(c);
+    Buffers buffers(c, in, nullptr);
+    const tessera_attention args = buffers.args();
+    const auto* data = static_cast<const float*>(args.q->data);
+    for (std::int64_t b = 0; b < args.q->shape[0]; ++b) {
+      for (std::int64_t s = 0; s < args.q->shape[1]; ++s) {
+        for (std::int64_t h = 0; h < args.q->shape[2]; ++h) {
+          const float* row = data + b * args.q->strides[0] + s * args.q->strides[1] + h * args.q->strides[2];
+          ASSERT_EQ(row[0], in.q.at(b, s, h, 0));
+          ASSERT_EQ(row[args.q->shape[3] - 1], in.q.at(b, s, h, args.q->shape[3] - 1));
+          ASSERT_TRUE(layout != Layout::kPadded || std::isnan(row[args.q->shape[3]]));
+        }
+      }
+    }
+    EXPECT_TRUE(std::isnan(static_cast<const float*>(args.out->data)[0]));
+    EXPECT_EQ(buffers.damage(), "");
+  }
+}
+
+TEST(Buffers, results_come_back_and_a_write_into_a_gap_is_seen) {
+  Case c = suite("quick").front();
+  c.layout = Layout::kPadded;
+  c.problem.dtype = DType::kBFloat16;
+  const oracle::Inputs in = make_inputs(c);
+  const oracle::Outputs expected = oracle::attention(in);
+  Buffers buffers(c, in, nullptr);
+  EXPECT_TRUE(std::isnan(buffers.results(expected).o.data[0]));
+  const tessera_attention args = buffers.args();
+  auto* out = static_cast<std::uint16_t*>(args.out->data);
+  out[args.out->strides[1]] = oracle::to_bits16(DType::kBFloat16, 2.5);
+  EXPECT_EQ(buffers.results(expected).o.at(0, 1, 0, 0), 2.5);
+  EXPECT_EQ(buffers.damage(), "");
+  out[args.out->shape[3]] = 0;
+  EXPECT_NE(buffers.damage(), "");
+  buffers.poison();
+  EXPECT_EQ(buffers.damage(), "");
+  EXPECT_TRUE(std::isnan(buffers.results(expected).o.at(0, 1, 0, 0)));
+}
+
+}  // namespace
+}  // namespace tessera::cases

@@ -1,0 +1,216 @@
+// The built program, run as a user runs it.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cases/cases.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+struct Answer {
+  int code = -1;
+  std::string text;  // stdout and stderr
+};
+
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string path = (std::filesystem::temp_directory_path() / "tessera-cli-XXXXXX").string();
+    ASSERT_NE(mkdtemp(path.data()), nullptr);
+    folder_ = path;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  // `environment` goes before the program: NAME=value ...
+  Answer run(const std::string& arguments, const std::string& environment = "") const {
+    const std::string command =
+        "TESSERA_CACHE_DIR=" + file("cache") + " " + environment + " " TESSERA_PROGRAM " " + arguments + " 2>&1";
+    Answer answer;
+    FILE* pipe = popen(command.c_str(), "r");
+    if (pipe == nullptr) return answer;
+    char buffer[4096];
+    for (std::size_t n = 0; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) answer.text.append(buffer, n);
+    const int status = pclose(pipe);
+    if (WIFEXITED(status)) answer.code = WEXITSTATUS(status);
+    return answer;
+  }
+
+  std::string file(const std::string& name) const { return folder_ + "/" + name; }
+
+  Json json(const std::string& name) const {
+    std::ifstream in(file(name));
+    return Json::parse(in, nullptr, false);
+  }
+
+  std::string folder_;
+};
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_F(Cli, every_command_has_help_with_examples) {
+  const Answer all = run("--help");
+  EXPECT_EQ(all.code, 0);
+  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache"}) {
+    EXPECT_TRUE(holds(all.text, command));
+    const Answer help = run(std::string(command) + " --help");
+    EXPECT_EQ(help.code, 0) << command;
+    EXPECT_TRUE(holds(help.text, "Examples:")) << command;
+    EXPECT_TRUE(holds(help.text, "--json")) << command;
+  }
+  EXPECT_EQ(run("--version").text, "tessera 0.1.0\n");
+}
+
+TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"", "subcommand"},
+      {"frobnicate", "frobnicate"},
+      {"verify --suite nonsense", "nonsense"},
+      {"verify --device gpu", "gpu"},
+      {"verify --device cuda:x", "cuda:x"},
+      {"verify --filter no_such_case", "no_such_case"},
+      {"bench --min-time -1", "--min-time"},
+      {"bench --filter no_such_case", "no_such_case"},
+      {"explain --op sideways", "sideways"},
+      {"explain --sq ten", "ten"},
+      {"explain --arch sm_12", "sm_12"},
+      {"explain --sq 5 --sk 7 --causal", "alignment"},
+      {"explain --hq 8 --hkv 3", "8"},
+      {"compile --arch sm_12", "sm_12"},
+      {"cache", "subcommand"},
+      {"doctor --nonsense", "--nonsense"},
+      {"doctor --json /nonexistent/folder/file", "/nonexistent/folder/file"},
+  };
+  for (const auto& [arguments, part] : wrong) {
+    const Answer answer = run(arguments);
+    EXPECT_EQ(answer.code, 2) << arguments << "\n" << answer.text;
+    EXPECT_TRUE(holds(answer.text, "error: ")) << arguments << "\n" << answer.text;
+    EXPECT_TRUE(holds(answer.text, part)) << arguments << "\n" << answer.text;
+  }
+}
+
+TEST_F(Cli, a_device_or_a_compiler_that_is_not_there_exits_with_3) {
+  const Answer device = run("verify --device cuda:9999");
+  EXPECT_EQ(device.code, 3) << device.text;
+  const Answer compiler = run("compile", "TESSERA_NVRTC=" + file("nothing.so"));
+  EXPECT_EQ(compiler.code, 3) << compiler.text;
+  EXPECT_TRUE(holds(compiler.text, "nothing.so"));
+}
+
+TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {
+  const Answer answer = run("doctor --json " + file("doctor.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, "Default device: "));
+  EXPECT_FALSE(holds(answer.text, "\033")) << "colour where stdout is no terminal";
+  const Json found = json("doctor.json");
+  ASSERT_TRUE(found.is_object());
+  EXPECT_EQ(found["version"], "0.1.0");
+  EXPECT_GE(found["cpu"]["threads"].get<int>(), 1);
+  EXPECT_FALSE(found["cpu"]["isa"].get<std::string>().empty());
+  EXPECT_EQ(found["cache"]["directory"], file("cache"));
+}
+
+TEST_F(Cli, doctor_says_why_a_cache_is_not_used) {
+  std::filesystem::create_directory(file("cache"));
+  ASSERT_EQ(chmod(file("cache").c_str(), 0777), 0);  // anyone could plant a kernel there
+  const Answer answer = run("doctor --json " + file("doctor.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json found = json("doctor.json");
+  EXPECT_FALSE(found["cache"]["readable"].get<bool>());
+  EXPECT_FALSE(found["cache"]["reason"].get<std::string>().empty());
+  EXPECT_TRUE(holds(answer.text, "not used")) << answer.text;
+}
+
+TEST_F(Cli, quick_suite_passes_on_the_cpu) {
+  const Answer answer = run("verify --suite quick --json " + file("verify.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json report = json("verify.json");
+  ASSERT_TRUE(report.is_object());
+  EXPECT_EQ(report["failed"], 0);
+  EXPECT_EQ(report["refused"], 0);
+  EXPECT_EQ(report["passed"], tessera::cases::suite("quick").size());
+  EXPECT_EQ(report["cases"].size(), tessera::cases::suite("quick").size());
+  EXPECT_GT(report["worst_error_over_allowed"].get<double>(), 0);
+}
+
+TEST_F(Cli, verify_takes_another_seed_and_a_filter) {
+  const Answer answer = run("verify --filter varlen --seed 99 --verbose");
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, "varlen"));
+  EXPECT_FALSE(holds(answer.text, "heads_major"));
+}
+
+TEST_F(Cli, bench_reports_speed_and_a_measured_ceiling) {
+  const Answer answer =
+      run("bench --suite quick --filter fp32/b1_sq65_sk65_h2:1_d64 --min-time 0.01 --json " + file("bench.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, "GFLOP/s"));
+  const Json report = json("bench.json");
+  ASSERT_TRUE(report.is_object());
+  ASSERT_EQ(report["cases"].size(), 2U) << "forward and backward";
+  for (const Json& c : report["cases"]) {
+    EXPECT_GT(c["median_s"].get<double>(), 0);
+    EXPECT_GE(c["p95_s"].get<double>(), c["median_s"].get<double>());
+    EXPECT_GT(c["flops_per_s"].get<double>(), 0);
+    EXPECT_GT(c["part_of_ceiling"].get<double>(), 0);
+  }
+  EXPECT_GT(report["ceilings"]["copy_bytes_per_s"].get<double>(), 0);
+}
+
+TEST_F(Cli, explain_works_for_a_gpu_that_is_not_there) {
+  const Answer answer = run("explain --arch cpu,sm_75,sm_90a --json " + file("explain.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, "sm_75"));
+  const Json report = json("explain.json");
+  ASSERT_EQ(report["answers"].size(), 3U);
+  for (const Json& a : report["answers"]) EXPECT_FALSE(a["text"].get<std::string>().empty());
+}
+
+TEST_F(Cli, explain_takes_every_option_of_the_contract) {
+  for (const char* arguments :
+       {"--causal", "--causal top_left --sk 77", "--op backward --dlse --deterministic --alibi",
+        "--varlen --sq 9 --sk 30 --causal bottom_right", "--window 5,-1 --align top_left --sk 9",
+        "--op decode --sq 1 --sk 500 --page-size 16 --hq 8 --hkv 2", "--softcap 30 --scale 0.1",
+        "--op decode --sq 2 --sk 64 --cache-lengths --causal --lse", "--d 192 --dv 128"}) {
+    const Answer answer = run(std::string("explain --dtype fp16 ") + arguments);
+    EXPECT_EQ(answer.code, 0) << arguments << "\n" << answer.text;
+    EXPECT_TRUE(holds(answer.text, "cpu")) << answer.text;
+  }
+}
+
+TEST_F(Cli, cache_lists_clears_and_prints_its_folder) {
+  EXPECT_EQ(run("cache path").text, file("cache") + "\n");
+  const Answer list = run("cache list --json " + file("list.json"));
+  EXPECT_EQ(list.code, 0) << list.text;
+  EXPECT_EQ(json("list.json")["entries"].size(), 0U);
+  const Answer clear = run("cache clear --json " + file("clear.json"));
+  EXPECT_EQ(clear.code, 0) << clear.text;
+  EXPECT_EQ(json("clear.json")["removed"], 0);
+}
+
+TEST_F(Cli, compile_prints_a_row_per_kernel_and_fills_the_cache) {
+  const Answer answer = run("compile --arch sm_80 --kernel backward_preprocess_fp16 --json " + file("compile.json"));
+  if (answer.code == 3) GTEST_SKIP() << "no NVRTC here";
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json report = json("compile.json");
+  ASSERT_GE(report["rows"].size(), 1U);
+  for (const Json& row : report["rows"]) {
+    EXPECT_TRUE(row["passed"].get<bool>());
+    EXPECT_EQ(row["arch"], "sm_80");
+    EXPECT_GT(row["registers"].get<int>(), 0);
+    EXPECT_EQ(row["spill_store_bytes"], 0);
+  }
+  run("cache list --json " + file("list.json"));
+  EXPECT_EQ(json("list.json")["entries"].size(), report["rows"].size());
+  EXPECT_TRUE(holds(run("compile --arch sm_80 --kernel backward_preprocess_fp16").text, "cached"));
+}
+
+}  // namespace

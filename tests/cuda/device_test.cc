@@ -1,0 +1,153 @@
+#include "cuda/device.h"
+
+#include "cuda/kernel.h"
+#include "ops/combine.h"
+#include "ops/preprocess.h"
+#include "select/kernels.h"
+#include "tests/cuda/helpers.h"
+
+namespace tessera::cuda {
+namespace {
+
+TEST(Device, without_a_gpu_everything_says_why) {
+  if (devices().ok()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EQ(devices().status().code(), TESSERA_NO_DEVICE);
+  EXPECT_FALSE(devices().status().message().empty());
+  EXPECT_EQ(DeviceBuffer::make(0, 16).status().code(), TESSERA_NO_DEVICE);
+  EXPECT_EQ(Stream::make(0).status().code(), TESSERA_NO_DEVICE);
+  EXPECT_EQ(backward_preprocess(0, {DType::kFloat16, 1, 1, 1, 8, {}, {}, {}, {}, {}, {}}, nullptr).code(),
+            TESSERA_NO_DEVICE);
+}
+
+TEST(Device, is_described) {
+  REQUIRE_DEVICE();
+  const auto info = device(0);
+  ASSERT_TRUE(info.ok());
+  std::printf("device 0: %s, compute capability %d.%d, %d SMs, %.1f GB, L2 %.1f MB, shared memory %d, driver %d\n",
+              info->name.c_str(), info->major, info->minor, info->multiprocessors, 1e-9 * double(info->memory_bytes),
+              1e-6 * double(info->l2_bytes), info->shared_memory_per_block_optin, info->driver_version);
+  EXPECT_GT(info->multiprocessors, 0);
+  EXPECT_GT(info->shared_memory_per_block_optin, 48 * 1024);
+  EXPECT_EQ(device(1000).status().code(), TESSERA_NO_DEVICE);
+}
+
+TEST(Device, memory_goes_there_and_back) {
+  REQUIRE_DEVICE();
+  auto buffer = DeviceBuffer::make(kDevice, 1000);
+  ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+  ASSERT_OK(buffer->fill_bytes(7));
+  ASSERT_OK(buffer->upload("abc", 3, 10));
+  std::string back(16, ' ');
+  ASSERT_OK(buffer->download(back.data(), 16));
+  EXPECT_EQ(back, std::string(10, 7) + "abc" + std::string(3, 7));
+}
+
+TEST(Device, a_kernel_is_loaded_once_and_a_bad_launch_is_a_status_that_names_it) {
+  REQUIRE_DEVICE();
+  const jit::KernelInstance instance = select::instance_of(select::preprocess_config(DType::kFloat16, 8));
+  const auto first = load_kernel(kDevice, instance);
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  const auto second = load_kernel(kDevice, instance);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(*first, *second);
+  std::printf("%s: %d registers, %d bytes local, image %s in %.3f s, loaded in %.4f s\n", instance.name.c_str(),
+              (*first)->registers, (*first)->local_bytes, jit::name_of((*first)->origin), (*first)->image_seconds,
+              (*first)->load_seconds);
+  EXPECT_EQ((*first)->local_bytes, 0);
+
+  const BackwardPreprocessParams params = {};
+  const Status refused = launch(**first, Grid{1, 70000, 1}, &params, nullptr);  // y is at most 65535
+  EXPECT_EQ(refused.code(), TESSERA_CUDA_FAILED);
+  EXPECT_NE(refused.message().find(instance.name), std::string::npos) << refused.message();
+}
+
+// What the ops ask for, before any device.
+
+PreprocessArgs some_preprocess(std::int64_t dim) {
+  PreprocessArgs args;
+  args.batch = 2;
+  args.seq = 100;
+  args.heads = 3;
+  args.head_dim = dim;
+  args.o = args.d_o = {reinterpret_cast<void*>(256), 300 * dim, 3 * dim, dim};
+  return args;
+}
+
+TEST(Launch, preprocess_loads_sixteen_bytes_where_everything_is_aligned_and_one_element_else) {
+  const auto config_of = [](const PreprocessArgs& args) { return preprocess_launch(args)->instance.config; };
+  const auto wide = select::instance_of(select::preprocess_config(DType::kFloat16, 8)).config;
+  const auto narrow = select::instance_of(select::preprocess_config(DType::kFloat16, 1)).config;
+  PreprocessArgs args = some_preprocess(80);
+  EXPECT_EQ(config_of(args), wide);
+  args.o.data = reinterpret_cast<void*>(258);
+  EXPECT_EQ(config_of(args), narrow);
+  args = some_preprocess(80);
+  args.d_o.head_stride = 81;
+  EXPECT_EQ(config_of(args), narrow);
+  args.heads = 1;  // that stride is then never used
+  EXPECT_EQ(config_of(args), wide);
+  EXPECT_EQ(config_of(some_preprocess(12)), narrow);
+}
+
+TEST(Launch, preprocess_grid_covers_every_row) {
+  for (const std::int64_t dim : {1, 8, 72, 80, 128, 200, 256, 512}) {
+    const auto what = preprocess_launch(some_preprocess(dim));
+    ASSERT_TRUE(what.ok());
+    const auto& p = what->params;
+    const int vector = dim % 8 == 0 ? 8 : 1;
+    const int rows =
+        preprocess_rows_per_block(select::preprocess_config(DType::kFloat16, vector), int(p.lanes_per_row));
+    EXPECT_EQ(p.vectors, dim / vector);
+    EXPECT_LE(p.lanes_per_row, 32u);
+    EXPECT_GE(p.seq_tiles * static_cast<unsigned>(rows), 100u);
+    EXPECT_LT((p.seq_tiles - 1) * static_cast<unsigned>(rows), 100u);
+    EXPECT_EQ(what->grid.x, 2 * 3 * p.seq_tiles);
+  }
+}
+
+TEST(Launch, empty_tensors_launch_nothing_and_bad_ones_are_refused) {
+  PreprocessArgs args = some_preprocess(64);
+  args.seq = 0;
+  EXPECT_EQ(preprocess_launch(args)->grid.x, 0u);
+  args = some_preprocess(0);
+  EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_INVALID_ARGUMENT);
+  args = some_preprocess(64);
+  args.dtype = DType::kFloat32;
+  EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_UNSUPPORTED);
+  args = some_preprocess(64);
+  args.seq = std::int64_t{1} << 50;
+  EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_UNSUPPORTED);
+}
+
+TEST(Launch, combine_fits_its_block_and_shares_splits_only_where_rows_are_few) {
+  for (const std::int64_t dim : {1, 8, 64, 72, 80, 128, 256, 2048}) {
+    for (const std::int64_t splits : {1, 3, 64, 256}) {
+      for (const std::int64_t rows : {1, 40, 1000000}) {
+        CombineArgs args;
+        args.splits = splits;
+        args.batch = rows;
+        args.seq = args.heads = 1;
+        args.head_dim = dim;
+        args.o = {nullptr, dim, dim, dim};
+        const auto what = combine_launch(args, 132);
+        ASSERT_TRUE(what.ok());
+        const auto& p = what->params;
+        EXPECT_LE(p.lanes_per_row * p.split_groups * p.rows_per_block, 256u);
+        EXPECT_GE(p.split_groups, 1u);
+        EXPECT_GE(p.rows_per_block, 1u);
+        EXPECT_LE(p.split_groups, splits);
+        EXPECT_GE(std::int64_t{what->grid.x} * p.rows_per_block, rows);
+        EXPECT_GE(std::int64_t{what->grid.y} * p.lanes_per_row * (dim % 4 == 0 ? 4 : 1), dim);
+        if (rows == 1000000) {
+          EXPECT_EQ(p.split_groups, 1u);
+        }
+        if (rows == 1 && splits == 64 && dim == 128) {
+          EXPECT_EQ(p.split_groups, 8u);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cuda

@@ -1,0 +1,158 @@
+#include <set>
+
+#include "jit/config_text.h"
+#include "tests/jit/helpers.h"
+
+namespace tessera::jit {
+namespace {
+
+TEST(Compile, the_program_is_the_header_and_one_call_with_its_config_by_field_name) {
+  const KernelInstance instance = select::instance_of(select::preprocess_config(DType::kBFloat16, 8));
+  EXPECT_EQ(instance.config,
+            "BackwardPreprocessConfig{.dtype = DType::kBFloat16, .vector = 8, .unroll = 4, .threads = 256}");
+  const std::string program = program_text(instance);
+  EXPECT_NE(program.find("#include \"attention/backward_preprocess.cuh\""), std::string::npos);
+  EXPECT_NE(program.find("backward_preprocess<" + instance.config + ">(params)"), std::string::npos);
+}
+
+TEST(Compile, a_cubin_comes_with_ptxas_report_and_ptx_without) {
+  REQUIRE_NVRTC();
+  const auto cubin = compile(some_request());
+  ASSERT_TRUE(cubin.ok()) << cubin.status().message();
+  EXPECT_EQ((*cubin)->bytes.substr(0, 4),
+            "\x7f"
+            "ELF");
+  EXPECT_GT((*cubin)->resources.registers, 8);
+  EXPECT_EQ((*cubin)->resources.spill_store_bytes, 0);
+  EXPECT_EQ((*cubin)->resources.static_smem_bytes, 0);
+
+  CompileRequest request = some_request();
+  request.target.ptx = true;
+  const auto ptx = compile(request);
+  ASSERT_TRUE(ptx.ok()) << ptx.status().message();
+  EXPECT_TRUE((*ptx)->is_ptx);
+  EXPECT_EQ((*ptx)->target, "compute_80");
+  EXPECT_NE((*ptx)->bytes.find(".target sm_80"), std::string::npos);
+  EXPECT_EQ((*ptx)->bytes.back(), '\0');
+  EXPECT_EQ((*ptx)->resources.registers, -1);
+}
+
+TEST(Compile, a_second_compilation_of_the_same_kernel_reports_again) {
+  REQUIRE_NVRTC();
+  for (int i = 0; i < 2; ++i) {
+    const auto image = compile(some_request());
+    ASSERT_TRUE(image.ok());
+    EXPECT_GT((*image)->resources.registers, 0);
+  }
+}
+
+TEST(Compile, an_error_carries_the_compilers_words) {
+  REQUIRE_NVRTC();
+  CompileRequest request = some_request();
+  request.instance.config = "BackwardPreprocessConfig{.no_such_field = 1}";
+  const auto image = compile(request);
+  ASSERT_FALSE(image.ok());
+  EXPECT_EQ(image.status().code(), TESSERA_COMPILE_FAILED);
+  EXPECT_NE(image.status().message().find("no_such_field"), std::string::npos) << image.status().message();
+}
+
+TEST(Compile, the_key_changes_with_source_header_config_arch_kind_bounds_and_options) {
+  REQUIRE_NVRTC();
+  std::vector<CompileRequest> requests(9, some_request());
+  requests[1].instance.config = select::instance_of(select::preprocess_config(DType::kFloat16, 1)).config;
+  requests[2].target.arch = "sm_86";
+  requests[3].target.ptx = true;
+  requests[4].extra_options = {"--use_fast_math"};
+  requests[5].extra_sources = {{"attention/backward_preprocess.cuh", "// another kernel\n"}};
+  requests[6].extra_sources = {{"ptx/convert.cuh", "// another header, two includes away\n"}};
+  requests[7].instance.min_blocks = 1;
+  requests[8].instance.threads = 128;
+  std::set<std::string> keys;
+  for (const CompileRequest& request : requests) {
+    const auto key = key_of(request);
+    ASSERT_TRUE(key.ok());
+    keys.insert(key->hex());
+  }
+  EXPECT_EQ(keys.size(), requests.size());
+}
+
+TEST(Compile, the_key_does_not_change_with_what_the_kernel_does_not_include) {
+  REQUIRE_NVRTC();
+  CompileRequest request = some_request();
+  request.extra_sources = {{"attention/other.cuh", "int x;"}};
+  EXPECT_EQ(key_of(request)->hex(), key_of(some_request())->hex());
+}
+
+TEST(Sources, reachable_follows_includes_and_stays_inside_kernels) {
+  std::set<std::string> paths;
+  for (const Source* source : reachable("attention/split_combine.cuh", {})) paths.insert(source->path);
+  EXPECT_EQ(paths, (std::set<std::string>{"attention/split_combine.cuh", "contract/split_combine.h", "contract/types.h",
+                                          "ptx/convert.cuh", "ptx/global.cuh", "ptx/math.cuh"}));
+}
+
+TEST(Sources, kernels_include_nothing_from_outside_kernels) {
+  std::set<std::string> known;
+  for (const Source& source : embedded_sources()) known.insert(source.path);
+  for (const Source& source : embedded_sources()) {
+    std::istringstream lines(strip_comments(source.text));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind("#include", 0) != 0) continue;
+      const std::size_t begin = line.find('"'), end = line.rfind('"');
+      ASSERT_NE(begin, std::string::npos) << source.path << ": " << line;
+      EXPECT_EQ(known.count(line.substr(begin + 1, end - begin - 1)), 1u) << source.path << ": " << line;
+    }
+  }
+}
+
+TEST(Sources, stripping_comments_leaves_code_and_literals) {
+  EXPECT_EQ(strip_comments("int a;  // one\n\n/* two\n */ int  b = 1'000;\n"), "int a;\nint b = 1'000;\n");
+  EXPECT_EQ(strip_comments("f(\"// no  comment\", '\"', '\\'');"), "f(\"// no  comment\", '\"', '\\'');");
+}
+
+TEST(Report, is_read_out_of_the_log) {
+  const Resources r = parse_resources(
+      "ptxas info    : 12 bytes gmem\n"
+      "ptxas info    : Function properties for tessera_kernel\n"
+      "    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads\n"
+      "ptxas info    : Used 168 registers, used 1 barriers, 6144 bytes smem, 500 bytes cmem[0]\n");
+  EXPECT_EQ(r, (Resources{168, 16, 24, 32, 6144, false}));
+  EXPECT_TRUE(parse_resources("ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+                              "serialized due to something in function 'f'")
+                  .wgmma_serialized);
+}
+
+TEST(Nvrtc, an_explicit_place_is_the_only_one_and_an_error_lists_what_was_tried) {
+  const ScopedEnvironment chosen("TESSERA_NVRTC", "/nowhere/libnvrtc.so.13");
+  const auto places = nvrtc_places();
+  ASSERT_EQ(places.size(), 1u);
+  EXPECT_EQ(places[0].path, "/nowhere/libnvrtc.so.13");
+  EXPECT_FALSE(places[0].exists);
+}
+
+TEST(Nvrtc, places_come_in_the_documented_order) {
+  TemporaryFolder folder;
+  const std::string toolkit = folder.path + "/toolkit";
+  const std::string venv = folder.path + "/venv";
+  const std::string wheel = venv + "/lib/python3.11/site-packages/nvidia/cu13/lib";
+  std::filesystem::create_directories(toolkit + "/lib64");
+  std::filesystem::create_directories(wheel);
+  write_file(toolkit + "/lib64/libnvrtc.so.13", "");
+  write_file(wheel + "/libnvrtc.so.13", "");
+  const ScopedEnvironment chosen("TESSERA_NVRTC", nullptr);
+  const ScopedEnvironment home("CUDA_HOME", toolkit.c_str());
+  const ScopedEnvironment active("VIRTUAL_ENV", venv.c_str());
+  const auto places = nvrtc_places();
+  const auto index_of = [&](const std::string& path) {
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (places[i].path == path) return static_cast<int>(i);
+    }
+    return -1;
+  };
+  EXPECT_EQ(index_of(toolkit + "/lib64/libnvrtc.so.13"), 0);
+  EXPECT_GT(index_of(wheel + "/libnvrtc.so.13"), 0);
+  EXPECT_GT(index_of("libnvrtc.so.13"), index_of(wheel + "/libnvrtc.so.13"));
+  EXPECT_EQ(places.back().path, "libnvrtc.so");
+}
+
+}  // namespace
+}  // namespace tessera::jit
