@@ -8,7 +8,8 @@
 //   tile j:   V(j) on its way  | S = Q K(j)^T                      barrier: V(j) is there, K(j) is used up
 //             K(j-1) on its way| softmax(S), O = O * decay + P V(j)  barrier: K(j-1) is there, V(j) is used up
 //
-// The softmax is online. Tiles that the mask empties are never loaded; only tiles that the mask cuts through pay for it.
+// The softmax is online. Tiles that the mask empties are never loaded; only tiles that the mask cuts through pay for
+// it.
 #pragma once
 
 #include "contract/attention_forward.h"
@@ -51,7 +52,7 @@ struct AttentionForward {
   float scores[kRowTiles][kKeyTiles][4];
   float output[kRowTiles][kValueTiles][4];
   float reference[kRowTiles][2];  // what a row's exponents are taken relative to
-  float row_sum[kRowTiles][2];  // this lane's share; summed over the quad at the end
+  float row_sum[kRowTiles][2];    // this lane's share; summed over the quad at the end
 
   // Query (within the sequence) of a lane's accumulator row.
   __forceinline__ int query_of(int row_tile, int half) const {
@@ -149,8 +150,8 @@ struct AttentionForward {
   }
 
   // Turns scores into probabilities relative to the row's reference, which follows the running maximum lazily: while no
-  // score exceeds it by more than 2^kSlack, exp2 stays small enough for any 16-bit type and nothing summed before has to
-  // be scaled. What the reference is cancels out in the end.
+  // score exceeds it by more than 2^kSlack, exp2 stays small enough for any 16-bit type and nothing summed before has
+  // to be scaled. What the reference is cancels out in the end.
   __forceinline__ void online_softmax(float scale_log2) {
     constexpr float kSlack = 8.0f;
     float largest[kRowTiles][2];
@@ -376,11 +377,7 @@ __forceinline__ void attention_forward(const AttentionForwardParams& p) {
   const unsigned base = shared_address(shared);
   constexpr unsigned kQueryBytes =
       Kernel::TileQ::kBytes > Kernel::TileO::kBytes ? Kernel::TileQ::kBytes : Kernel::TileO::kBytes;
-  Kernel kernel{p,
-                {base},
-                {base + kQueryBytes},
-                {base + kQueryBytes + Kernel::TileK::kBytes},
-                {base}};
+  Kernel kernel{p, {base}, {base + kQueryBytes}, {base + kQueryBytes + Kernel::TileK::kBytes}, {base}};
   kernel.run();
 }
 

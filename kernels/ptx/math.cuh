@@ -1,4 +1,5 @@
-// Base-2 exponential and logarithm, and the reciprocal, of the special function unit; relative error below 2^-22, subnormals flushed.
+// Base-2 exponential and logarithm, and the reciprocal, of the special function unit; relative error below 2^-22,
+// subnormals flushed.
 #pragma once
 
 namespace tessera {

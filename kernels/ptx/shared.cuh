@@ -37,8 +37,8 @@ __forceinline__ void load_matrix_x2_transposed(unsigned (&r)[2], unsigned addres
 }
 
 __forceinline__ void store_shared_16(unsigned address, const Words4& v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
-               "r"(v.word[3])
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.word[0]), "r"(v.word[1]),
+               "r"(v.word[2]), "r"(v.word[3])
                : "memory");
 }
 __forceinline__ Words4 load_shared_16(unsigned address) {

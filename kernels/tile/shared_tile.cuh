@@ -1,9 +1,9 @@
 // A [rows, dim] tile of 16-bit values in shared memory, and how it gets there.
 //
 // Rows lie one after the other, in 16-byte chunks, unpadded. ldmatrix reads one chunk column of eight rows at a time;
-// those eight must fall into the eight different 16-byte bank groups. With c chunks a row and g = gcd(c, 8), row r starts
-// at bank group r * c mod 8, which repeats every 8 / g rows; so chunk indices are XORed with (r / (8 / g)) mod g. That
-// stays inside the row because g divides c, and it serves every head dim that is a multiple of 8.
+// those eight must fall into the eight different 16-byte bank groups. With c chunks a row and g = gcd(c, 8), row r
+// starts at bank group r * c mod 8, which repeats every 8 / g rows; so chunk indices are XORed with (r / (8 / g)) mod
+// g. That stays inside the row because g divides c, and it serves every head dim that is a multiple of 8.
 #pragma once
 
 #include "ptx/shared.cuh"
@@ -24,8 +24,8 @@ struct SharedTile {
 
   unsigned base;  // address in shared memory, a multiple of 128
 
-  // Eight rows on, the swizzle is the same: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * kPitch, which an
-  // instruction can take as a constant.
+  // Eight rows on, the swizzle is the same: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * kPitch, which
+  // an instruction can take as a constant.
   __forceinline__ unsigned address(int row, int chunk) const {
     const int swizzled = chunk ^ ((row / (8 / kSwizzle)) & (kSwizzle - 1));
     return base + static_cast<unsigned>(row * kChunks + swizzled) * 16;
@@ -42,9 +42,9 @@ __forceinline__ int recomputed(int value) {
 // Moves rows of a [length, dim] matrix in global memory into a tile, rows beyond `length` as zeros, by all threads of a
 // block. begin() starts the loads and end() sees them through: the caller computes in between, and puts a barrier after
 // end(). On sm_80 and up the bytes travel by cp.async; before that, in registers, and end() stores them.
-// A thread keeps to one chunk column and takes every kRowsPerPass-th row; a few threads idle where the column count does
-// not divide theirs. `vector` is how many elements one load takes: 8, or 1 where pointers or strides are not multiples of
-// 16 bytes.
+// A thread keeps to one chunk column and takes every kRowsPerPass-th row; a few threads idle where the column count
+// does not divide theirs. `vector` is how many elements one load takes: 8, or 1 where pointers or strides are not
+// multiples of 16 bytes.
 template <class Tile, int threads, int vector>
 struct TileLoader {
   static constexpr int kRowsPerPass = threads / Tile::kChunks < Tile::kRows ? threads / Tile::kChunks : Tile::kRows;
