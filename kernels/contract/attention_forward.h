@@ -47,18 +47,16 @@ struct ForwardTile {
 // first; scores that are transformed one by one need the registers for that.
 constexpr ForwardTile forward_tile(int arch, int dim_qk, int dim_v, bool banded, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (arch < 80) return dim <= 128 ? ForwardTile{64, 64, 4} : ForwardTile{64, 32, 4};
+  if (arch < 80) return dim <= 128 ? ForwardTile{64, 64, 4} : ForwardTile{64, general ? 16 : 32, 4};
   if (general || dim > 128) return {64, 64, 4};
   if (dim <= 64) return {128, 96, 4};
   if (dim <= 80) return {128, 64, 4};
-  return banded || dim < 128 ? ForwardTile{128, 32, 4} : ForwardTile{128, 64, 4};
+  return banded || dim < 128 || arch < 90 ? ForwardTile{128, 32, 4} : ForwardTile{128, 64, 4};
 }
 
 // Wastes less where the mask cuts through many tiles or there are few queries.
-constexpr ForwardTile small_forward_tile(int arch, int dim_qk, int dim_v) {
-  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (arch < 80) return dim <= 128 ? ForwardTile{64, 64, 4} : ForwardTile{64, 32, 4};
-  return {64, 64, 4};
+constexpr ForwardTile small_forward_tile(int arch, int dim_qk, int dim_v, bool banded, bool general) {
+  return arch < 80 ? forward_tile(arch, dim_qk, dim_v, banded, general) : ForwardTile{64, 64, 4};
 }
 
 // A sequence's query i stands at key i + offset and sees keys from position - left to position + right.

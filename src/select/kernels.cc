@@ -26,7 +26,7 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
                                                     bool banded, bool general) {
   std::vector<AttentionForwardConfig> configs;
   const ForwardTile large = forward_tile(compute, dim_qk, dim_v, banded, general);
-  const ForwardTile small = small_forward_tile(compute, dim_qk, dim_v);
+  const ForwardTile small = small_forward_tile(compute, dim_qk, dim_v, banded, general);
   for (const bool first : {true, false}) {
     const ForwardTile& tile = first ? large : small;
     if (!first && tile.block_q == large.block_q && tile.block_k == large.block_k) continue;
