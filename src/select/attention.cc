@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "cpu/attention.h"
-
 #include "ops/format.h"
 
 namespace tessera::select {
