@@ -212,8 +212,8 @@ class Checker {
       p.page_size = k.seq;
       p.max_pages_per_seq = page_table_->shape[1];
       if (p.page_size < 1) return invalid("k has page size 0; at least 1 is accepted");
-      if (__builtin_mul_overflow(p.max_pages_per_seq, p.page_size, &p.seq_k)) {
-        return invalid(format("page_table has {} pages of {} keys a sequence, beyond 64-bit lengths",
+      if (__builtin_mul_overflow(p.max_pages_per_seq, p.page_size, &p.seq_k) || p.seq_k > kMostElements) {
+        return invalid(format("page_table has {} pages of {} keys a sequence, more than any memory holds",
                               p.max_pages_per_seq, p.page_size));
       }
     } else if (!p.varlen) {

@@ -121,6 +121,10 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
       return invalid(format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
     }
   }
+  if (compact > kMostElements) {
+    return invalid(
+        format("{} of shape {} has more than 2^47 elements, which no memory holds", rule.name, describe(shape)));
+  }
   std::int64_t bytes = 0;
   if (__builtin_mul_overflow(farthest, element_bytes, &bytes) || __builtin_add_overflow(bytes, element_bytes, &bytes) ||
       tensor.byte_offset > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max() - bytes)) {

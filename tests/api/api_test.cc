@@ -85,6 +85,11 @@ const BadInput kBadInputs[] = {
      "k of shape"},
     {"overflowing_byte_offset", square,
      [](Call& c) { c["q"].view.byte_offset = std::numeric_limits<std::uint64_t>::max() - 3; }, "q of shape"},
+    {"broadcast_beyond_any_memory", square,
+     [](Call& c) {
+       for (const char* name : {"k", "v"}) c[name].shape(1) = std::int64_t{1} << 56, c[name].stride(1) = 0;
+     },
+     "k of shape"},
     {"gap_in_the_last_dim", square, [](Call& c) { c["k"].stride(3) = 2; }, "k has stride 2 in its last dim"},
     {"output_onto_itself", square, [](Call& c) { c["out"].stride(1) = 0; }, "out is written"},
     {"window_left_below_minus_one", square, [](Call& c) { c.args.window_left = -2; }, "window_left is -2"},
