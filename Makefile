@@ -44,12 +44,12 @@ compile-gate: build
 	@$(TESSERA) compile --arch $(ARCHS)
 
 asan: setup
-	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined > /dev/null
+	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/asan -j $(JOBS)
 	@ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure
 
 tsan: setup
-	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread > /dev/null
+	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/tsan -j $(JOBS) --target thread_tests
 	@ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads
 

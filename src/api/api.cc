@@ -12,9 +12,11 @@
 #include "api/tensor.h"
 #include "cpu/attention.h"
 #include "cuda/device.h"
+#include "ops/attention_forward.h"
 #include "ops/format.h"
 #include "select/attention.h"
 #include "select/device.h"
+#include "select/kernels.h"
 #include "tessera/tessera.h"
 
 using tessera::AttentionProblem;
@@ -80,7 +82,8 @@ Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explai
   return plan;
 }
 
-Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes) {
+Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes,
+           void* stream) {
   if (bytes < plan.chosen.workspace) {
     return invalid(format("workspace_bytes is {}; {} are needed", bytes, plan.chosen.workspace));
   }
@@ -89,6 +92,10 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   }
   const auto address =
       (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
+  if (plan.chosen.forward) {
+    return tessera::attention_forward(plan.place.index, checked.args, *plan.chosen.forward,
+                                      static_cast<tessera::cuda::CUstream>(stream));
+  }
   return tessera::cpu::run(checked.args, plan.device.threads, reinterpret_cast<void*>(address));
 }
 
@@ -98,6 +105,7 @@ bool covers(const AttentionProblem& planned, AttentionProblem given) {
     given.seq_q = planned.seq_q;
     given.seq_k = planned.seq_k;
   }
+  if (!planned.vectors) given.vectors = false;
   return given == planned;
 }
 
@@ -133,6 +141,7 @@ std::string difference(const AttentionProblem& planned, const AttentionProblem& 
   compare("lse given", planned.with_lse, given.with_lse);
   compare("dlse given", planned.with_dlse, given.with_dlse);
   compare("deterministic", planned.deterministic, given.deterministic);
+  compare("every row at a multiple of 16 bytes", planned.vectors, given.vectors);
   return text;
 }
 
@@ -196,6 +205,12 @@ tessera_status tessera_plan_create(tessera_attention_op op, const tessera_attent
     if (!checked.ok()) return checked.status();
     auto made = make_plan(*checked, Explained::kYes);
     if (!made.ok()) return made.status();
+    // Compiled and loaded here, so that no run has to.
+    if (made->chosen.forward) {
+      const auto kernel =
+          tessera::cuda::load_kernel(made->place.index, tessera::select::instance_of(*made->chosen.forward));
+      if (!kernel.ok()) return kernel.status();
+    }
     *plan = new tessera_plan(*std::move(made));
     return {};
   });
@@ -209,7 +224,6 @@ const char* tessera_plan_explain(const tessera_plan* plan) { return plan != null
 
 tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attention* args, void* workspace,
                                 size_t workspace_bytes, void* stream) {
-  (void)stream;
   return guarded([&]() -> Status {
     if (plan == nullptr) return invalid("plan is null");
     const auto op = static_cast<tessera_attention_op>(plan->problem.op);
@@ -225,7 +239,7 @@ tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attentio
     }
     // Scratch is cut by the longest lengths, and shorter ones may be cut into more pieces.
     checked->args.problem = plan->problem;
-    return run(*plan, *checked, workspace, workspace_bytes);
+    return run(*plan, *checked, workspace, workspace_bytes, stream);
   });
 }
 
@@ -243,13 +257,12 @@ tessera_status tessera_attention_workspace(tessera_attention_op op, const tesser
 
 tessera_status tessera_attention_run(tessera_attention_op op, const tessera_attention* args, void* workspace,
                                      size_t workspace_bytes, void* stream) {
-  (void)stream;
   return guarded([&]() -> Status {
     auto checked = check_attention(op, args, Look::kEverything);
     if (!checked.ok()) return checked.status();
     auto plan = make_plan(*checked, Explained::kNo);
     if (!plan.ok()) return plan.status();
-    return run(*plan, *checked, workspace, workspace_bytes);
+    return run(*plan, *checked, workspace, workspace_bytes, stream);
   });
 }
 

@@ -423,7 +423,6 @@ class Checker {
 
   void fill_views() {
     AttentionArgs& a = out_.args;
-    a.problem = problem_;
     a.q = view(q_);
     a.k = view(k_);
     a.v = view(v_);
@@ -443,6 +442,18 @@ class Checker {
     a.cache_seqlens = lengths(cache_seqlens_);
     a.page_table = lengths(page_table_);
     if (page_table_) a.page_table_stride = page_table_->strides[0];
+    problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
+    a.problem = problem_;
+  }
+
+  static bool rows_allow_vectors(const AttentionArgs& a) {
+    constexpr std::int64_t kBytes = 16;
+    const auto element = static_cast<std::int64_t>(sizeof(std::uint16_t));
+    for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv}) {
+      const std::int64_t strides = view->batch_stride | view->seq_stride | view->head_stride;
+      if (reinterpret_cast<std::uintptr_t>(view->data) % kBytes != 0 || strides % (kBytes / element) != 0) return false;
+    }
+    return true;
   }
 
   const tessera_attention_op op_;
