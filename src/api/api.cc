@@ -1,6 +1,8 @@
 // Bodies of the C ABI: check, select, run. Nothing is decided here.
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -107,6 +109,42 @@ bool covers(const AttentionProblem& planned, AttentionProblem given) {
   return given == planned;
 }
 
+// What sets the problem given apart from the one planned, in the caller's words.
+std::string difference(const AttentionProblem& planned, const AttentionProblem& given) {
+  std::string text;
+  const auto compare = [&](const char* what, const auto& was, const auto& is) {
+    if (was != is) text += format("{}{} is {}, not {}", text.empty() ? "" : "; ", what, is, was);
+  };
+  compare("dtype", std::string(name_of(planned.dtype)), std::string(name_of(given.dtype)));
+  compare("packed by cu_seqlens", planned.varlen, given.varlen);
+  compare("batch", planned.batch, given.batch);
+  compare("Sq", planned.seq_q, given.seq_q);
+  compare("Sk", planned.seq_k, given.seq_k);
+  compare("rows of q", planned.total_q, given.total_q);
+  compare("rows of k", planned.total_k, given.total_k);
+  compare("Hq", planned.heads_q, given.heads_q);
+  compare("Hkv", planned.heads_kv, given.heads_kv);
+  compare("Dqk", planned.dim_qk, given.dim_qk);
+  compare("Dv", planned.dim_v, given.dim_v);
+  compare("scale", planned.scale, given.scale);
+  compare("softcap", planned.softcap, given.softcap);
+  compare("causal", planned.causal, given.causal);
+  compare("window_left", planned.window_left, given.window_left);
+  compare("window_right", planned.window_right, given.window_right);
+  compare("bottom-right alignment", planned.alignment == tessera::Alignment::kBottomRight,
+          given.alignment == tessera::Alignment::kBottomRight);
+  compare("alibi_slopes given", planned.alibi, given.alibi);
+  compare("page_table given", planned.paged, given.paged);
+  compare("page size", planned.page_size, given.page_size);
+  compare("pages", planned.num_pages, given.num_pages);
+  compare("pages of a sequence", planned.max_pages_per_seq, given.max_pages_per_seq);
+  compare("lse given", planned.with_lse, given.with_lse);
+  compare("dlse given", planned.with_dlse, given.with_dlse);
+  compare("deterministic", planned.deterministic, given.deterministic);
+  compare("every row at a multiple of 16 bytes", planned.vectors, given.vectors);
+  return text;
+}
+
 }  // namespace
 
 std::string& tessera::api::last_error() {
@@ -192,14 +230,15 @@ tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attentio
     auto checked = check_attention(op, args, Look::kEverything);
     if (!checked.ok()) return checked.status();
     if (!covers(plan->problem, checked->args.problem)) {
-      return invalid(format("args ask for {}; the plan was made for {}",
-                            tessera::select::describe(checked->args.problem),
-                            tessera::select::describe(plan->problem)));
+      return invalid(
+          format("args are not what the plan was made for: {}", difference(plan->problem, checked->args.problem)));
     }
     if (checked->device.type != plan->place.type || checked->device.index != plan->place.index) {
       return invalid(format("args are on {}; the plan was made for {}", tessera::api::describe(checked->device),
                             tessera::api::describe(plan->place)));
     }
+    // Scratch is cut by the longest lengths, and shorter ones may be cut into more pieces.
+    checked->args.problem = plan->problem;
     return run(*plan, *checked, workspace, workspace_bytes, stream);
   });
 }

@@ -5,7 +5,6 @@
 
 #include "contract/mask.h"
 #include "cpu/attention.h"
-
 #include "ops/format.h"
 #include "select/kernels.h"
 
