@@ -3,8 +3,13 @@
 //
 //   scores[keys][queries] = K tile * Q^T     probabilities = online softmax     O^T += V^T * probabilities
 //
-// Two jobs: pack all tiles, then one task a block of queries. A block's result does not depend on who computes it, so
-// it is the same for any number of threads.
+// One job, head after head: first its tiles are packed, then its blocks of queries, which find them in L2. A block
+// waits only for the tiles of its own head. Its result does not depend on who computes it, so it is the same for any
+// number of threads.
+#include <atomic>
+#include <new>
+#include <thread>
+
 #include "cpu/common.h"
 #include "cpu/row_block.h"
 #include "cpu/thread_pool.h"
@@ -30,6 +35,7 @@ struct Workspace {
   std::int64_t tiles;  // a KV head's, over the whole batch
   char* k;             // [Hkv][tiles] packed tiles
   char* v;
+  std::atomic<std::int64_t>* packed;  // [B * Hkv], tiles that are ready
   char* threads;
   std::size_t thread_bytes;
 
@@ -37,12 +43,27 @@ struct Workspace {
       : tiles(blocks_of(p.varlen, p.batch, p.seq_k, p.total_k, ops.forward_keys)) {
     k = arena.take<char>(p.heads_kv * tiles * KeyTile::k_bytes(ops, p));
     v = arena.take<char>(p.heads_kv * tiles * KeyTile::v_bytes(ops, p));
+    packed = arena.take<std::atomic<std::int64_t>>(p.batch * p.heads_kv);
     Arena one(nullptr);
     ThreadScratch::cut(one, ops, p);
     thread_bytes = one.used();
     threads = arena.take<char>(static_cast<std::int64_t>(thread_bytes) * thread_count);
   }
 };
+
+void pack_tile(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
+               std::int64_t head_kv, std::int64_t key) {
+  const AttentionProblem& p = args.problem;
+  const Sequence seq = sequence_of(args, b);
+  const std::int64_t rows = std::min(ops.forward_keys, seq.len_k - key);
+  if (rows <= 0) return;
+  const std::int64_t tile =
+      head_kv * space.tiles + first_block(p.varlen, b, seq.k_begin, p.seq_k, ops.forward_keys) + key / ops.forward_keys;
+  ops.pack_lhs(source_of(args.k, p.dtype, seq.batch, seq.k_begin + key, head_kv), rows, p.dim_qk, ops.forward_keys,
+               space.k + tile * KeyTile::k_bytes(ops, p));
+  ops.pack_lhs_t(source_of(args.v, p.dtype, seq.batch, seq.k_begin + key, head_kv), rows, p.dim_v, ops.forward_keys,
+                 space.v + tile * KeyTile::v_bytes(ops, p));
+}
 
 void forward_block(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
                    std::int64_t head, std::int64_t row, void* memory) {
@@ -99,27 +120,25 @@ void forward(const TileOps& ops, const AttentionArgs& args, int threads, void* m
   const AttentionProblem& p = args.problem;
   Arena arena(memory);
   const Workspace space(arena, ops, p, threads);
+  const std::int64_t heads = p.batch * p.heads_kv, group = p.heads_q / p.heads_kv;
   const std::int64_t tiles = round_up(p.seq_k, ops.forward_keys) / ops.forward_keys;
-  parallel_for(p.batch * p.heads_kv * tiles, threads, [&](std::int64_t task, int) {
-    const std::int64_t key = task % tiles * ops.forward_keys;
-    const std::int64_t head = task / tiles % p.heads_kv;
-    const std::int64_t b = task / tiles / p.heads_kv;
-    const Sequence seq = sequence_of(args, b);
-    const std::int64_t rows = std::min(ops.forward_keys, seq.len_k - key);
-    if (rows <= 0) return;
-    const std::int64_t tile =
-        head * space.tiles + first_block(p.varlen, b, seq.k_begin, p.seq_k, ops.forward_keys) + key / ops.forward_keys;
-    ops.pack_lhs(source_of(args.k, p.dtype, seq.batch, seq.k_begin + key, head), rows, p.dim_qk, ops.forward_keys,
-                 space.k + tile * KeyTile::k_bytes(ops, p));
-    ops.pack_lhs_t(source_of(args.v, p.dtype, seq.batch, seq.k_begin + key, head), rows, p.dim_v, ops.forward_keys,
-                   space.v + tile * KeyTile::v_bytes(ops, p));
-  });
   const std::int64_t blocks = round_up(p.seq_q, kQueryBlock) / kQueryBlock;
-  parallel_for(p.batch * p.heads_q * blocks, threads, [&](std::int64_t task, int slot) {
+  const std::int64_t per_head = tiles + group * blocks;
+  for (std::int64_t i = 0; i < heads; ++i) new (space.packed + i) std::atomic<std::int64_t>(0);
+  parallel_for(heads * per_head, threads, [&](std::int64_t task, int slot) {
+    const std::int64_t index = task / per_head, step = task % per_head;
+    const std::int64_t b = index / p.heads_kv, head_kv = index % p.heads_kv;
+    std::atomic<std::int64_t>& packed = space.packed[index];
+    if (step < tiles) {
+      pack_tile(ops, args, space, b, head_kv, step * ops.forward_keys);
+      packed.fetch_add(1, std::memory_order_release);
+      return;
+    }
+    // Tasks are handed out in order: what is waited for is being packed by a running thread.
+    while (packed.load(std::memory_order_acquire) < tiles) std::this_thread::yield();
     // Causal: the last block sees the most keys. Long tasks first keep the threads level at the end.
-    const std::int64_t block = blocks - 1 - task % blocks;
-    const std::int64_t head = task / blocks % p.heads_q;
-    forward_block(ops, args, space, task / blocks / p.heads_q, head, block * kQueryBlock,
+    const std::int64_t block = blocks - 1 - (step - tiles) % blocks;
+    forward_block(ops, args, space, b, head_kv * group + (step - tiles) / blocks, block * kQueryBlock,
                   space.threads + static_cast<std::size_t>(slot) * space.thread_bytes);
   });
 }
