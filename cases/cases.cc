@@ -26,6 +26,8 @@ const char* name_of(Distribution distribution) {
       return "logits_120";
     case Distribution::kLogits1e4:
       return "logits_1e4";
+    case Distribution::kLogits1e10:
+      return "logits_1e10";
     case Distribution::kLogitsMinus120:
       return "logits_minus_120";
     case Distribution::kOneHot:

@@ -16,6 +16,7 @@ enum class Distribution : std::uint8_t {
   kNormal,          // unit variance: logits of a few units
   kLogits120,       // logits near +120 and -120, key by key
   kLogits1e4,       // likewise near +-1e4
+  kLogits1e10,      // all logits of a row equal and near 1e10: uniform weights, if nothing overflows
   kLogitsMinus120,  // all logits near -120: exp underflows unless the row's maximum is taken out
   kOneHot,          // one key (or a few equal ones) takes nearly all the weight
   kConstant,        // all keys equal: uniform weights

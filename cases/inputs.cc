@@ -66,6 +66,12 @@ void fill_q_and_k(const Case& c, HostTensor& q, HostTensor& k) {
       return fill_logits(c, q, k, 120, false);
     case Distribution::kLogits1e4:
       return fill_logits(c, q, k, 1e4, false);
+    case Distribution::kLogits1e10: {
+      const double each = std::sqrt(1e10 / (static_cast<double>(c.problem.scale) * static_cast<double>(dims)));
+      fill(q, [&](std::int64_t, std::int64_t, std::int64_t) { return each; });
+      fill(k, [&](std::int64_t, std::int64_t, std::int64_t) { return each; });
+      return;
+    }
     case Distribution::kLogitsMinus120:
       return fill_logits(c, q, k, 120, true);
     case Distribution::kOneHot: {

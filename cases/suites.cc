@@ -290,8 +290,13 @@ std::vector<Case> hostile() {
       out.push_back(make(op, dtype, {1, 8, 8, 2, 1, 64, 64}, {varlen({0, 0}, {7, 9})}));
       out.push_back(make(op, dtype, {1, 300, 200, 1, 1, 64, 64}, {causal(), bottom_right(), softcap(0.001F)}));
     }
-    for (Distribution d : {Distribution::kLogits120, Distribution::kLogits1e4, Distribution::kLogitsMinus120,
-                           Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
+    // No gradients here: fp32 cannot hold an LSE of this size to within one.
+    out.push_back(make(kForward, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(Distribution::kLogits1e10)}));
+    out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), causal()}));
+    out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), softcap(30)}));
+    for (Distribution d :
+         {Distribution::kLogits120, Distribution::kLogits1e4, Distribution::kLogits1e10, Distribution::kLogitsMinus120,
+          Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
       out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {values(d), cache_lengths({700, 129})}));
       out.push_back(make(kDecode, dtype, {2, 2, 256, 4, 2, 64, 64}, {values(d), paged(16), cache_lengths({256, 31})}));
     }

@@ -125,7 +125,8 @@ typedef struct tessera_attention {
   int64_t window_right; /* likewise to the right */
 
   /* Variable length (forward and backward): int32 [B + 1], starting at 0, never falling, ending at most at the rows
-   * of q or k. Both or neither. max_seqlen bounds every length; 0 lets the CPU backend read it from cu_seqlens. */
+   * of q or k. Both or neither. max_seqlen bounds every length; 0: the CPU backend reads it from cu_seqlens,
+   * on a GPU the rows of q or k stand in for it, which starts more blocks than are needed. */
   const tessera_tensor* cu_seqlens_q;
   const tessera_tensor* cu_seqlens_k;
   int64_t max_seqlen_q;

@@ -189,19 +189,43 @@ struct AttentionForward {
         }
       }
     }
+    // One FMA a score takes the reference out: s * scale - shift, the product unrounded. What the rounding of `shift`
+    // adds is the same for all scores of a row and leaves with the row sum; only where it could be more than one, and 2
+    // to its power overflow, is the reference taken out before the product.
+    constexpr float kFused = 1 << 24;
+    bool fused = true;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) fused &= fabsf(shift_of(m, half, scale_log2)) < kFused;
+    }
+    if (__all_sync(0xffffffffu, fused)) {
+      exponentiate<true>(scale_log2);
+    } else {
+      exponentiate<false>(scale_log2);
+    }
+  }
+
+  // The reference in units of exp2. A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
+  __forceinline__ float shift_of(int m, int half, float scale_log2) const {
+    return reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;
+  }
+
+  template <bool kFused>
+  __forceinline__ void exponentiate(float scale_log2) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
-        const float shift = reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;
+        const float shift = shift_of(m, half, scale_log2);
+        const float origin = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
         float sum = row_sum[m][half];
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& s = scores[m][n][half * 2 + i];
-            s = fast_exp2(s * scale_log2 - shift);
+            s = fast_exp2(kFused ? s * scale_log2 - shift : (s - origin) * scale_log2);
             sum += s;
           }
         }
@@ -247,7 +271,7 @@ struct AttentionForward {
 
   // Divides by the row sums and writes O and LSE. O goes through shared memory, each warp its own rows, so that global
   // memory sees whole rows.
-  __forceinline__ void store(float scale_ln) {
+  __forceinline__ void store(float scale_log2) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -265,7 +289,7 @@ struct AttentionForward {
         const int query = first_q + row;
         if (p.lse && lane % 4 == 0 && query < len_q) {
           const Index at = batch_row(p.lse_strides.batch, p.cu_seqlens_q, 1) + head * p.lse_strides.head + query;
-          p.lse[at] = sum == 0.0f ? -infinity() : reference[m][half] * scale_ln + fast_log2(sum) * kLn2;
+          p.lse[at] = sum == 0.0f ? -infinity() : (shift_of(m, half, scale_log2) + fast_log2(sum)) * kLn2;
         }
       }
     }
@@ -341,8 +365,7 @@ struct AttentionForward {
       }
     }
 
-    const float scale_ln = config.general ? 1.0f : p.scale;
-    const float scale_log2 = scale_ln * kLog2E;
+    const float scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
     TileLoader<TileQ, kThreads, config.vector> load_q;
     TileLoader<TileK, kThreads, config.vector> load_k;
     TileLoader<TileV, kThreads, config.vector> load_v;
@@ -366,7 +389,7 @@ struct AttentionForward {
       multiply_probabilities_with_values();
     }
     __syncthreads();  // O takes Q's place
-    store(scale_ln);
+    store(scale_log2);
   }
 };
 

@@ -90,12 +90,13 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   if (workspace == nullptr && plan.chosen.workspace > 0) {
     return invalid(format("workspace is null; {} bytes are needed", plan.chosen.workspace));
   }
-  const auto address =
-      (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
-  if (plan.chosen.forward) {
+  if (!plan.device.is_cpu()) {
+    if (!plan.chosen.forward) return {TESSERA_INTERNAL, "the chosen kernel has no launch"};
     return tessera::attention_forward(plan.place.index, checked.args, *plan.chosen.forward,
                                       static_cast<tessera::cuda::CUstream>(stream));
   }
+  const auto address =
+      (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
   return tessera::cpu::run(checked.args, plan.device.threads, reinterpret_cast<void*>(address));
 }
 
