@@ -192,17 +192,31 @@ struct AttentionForward {
     // One FMA a score takes the reference out: s * scale - shift, the product unrounded. What the rounding of `shift`
     // adds is the same for all scores of a row and leaves with the row sum; only where it could be more than one, and 2
     // to its power overflow, is the reference taken out before the product.
-    constexpr float kFused = 1 << 24;
     bool fused = true;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) fused &= fabsf(shift_of(m, half, scale_log2)) < kFused;
+      for (int half = 0; half < 2; ++half) fused &= fabsf(shift_of(m, half, scale_log2)) < (1 << 24);
     }
-    if (__all_sync(0xffffffffu, fused)) {
-      exponentiate<true>(scale_log2);
-    } else {
-      exponentiate<false>(scale_log2);
+    fused = __all_sync(0xffffffffu, fused);
+    if (!fused) subtract_references();
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shift = fused ? shift_of(m, half, scale_log2) : 0.0f;
+        float sum = row_sum[m][half];
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& s = scores[m][n][half * 2 + i];
+            s = fast_exp2(s * scale_log2 - shift);
+            sum += s;
+          }
+        }
+        row_sum[m][half] = sum;
+      }
     }
   }
 
@@ -211,25 +225,15 @@ struct AttentionForward {
     return reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;
   }
 
-  template <bool kFused>
-  __forceinline__ void exponentiate(float scale_log2) {
+  __forceinline__ void subtract_references() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float shift = shift_of(m, half, scale_log2);
-        const float origin = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
-        float sum = row_sum[m][half];
+      for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& s = scores[m][n][half * 2 + i];
-            s = fast_exp2(kFused ? s * scale_log2 - shift : (s - origin) * scale_log2);
-            sum += s;
-          }
+        for (int i = 0; i < 4; ++i) {
+          if (reference[m][i / 2] != -infinity()) scores[m][n][i] -= reference[m][i / 2];
         }
-        row_sum[m][half] = sum;
       }
     }
   }

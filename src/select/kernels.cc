@@ -84,23 +84,23 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
     for (const int unroll : {4, 8}) list.push_back(instance_of(combine_config(dtype, 4, unroll)));
     list.push_back(instance_of(combine_config(dtype, 1, 4)));
   }
-  // The forward is made for exactly the head dim at hand; these stand for all multiples of 8. Types differ in one
-  // instruction each, so one is enough, the one that every architecture has.
+  // The forward is made for exactly the head dim at hand; these stand for all multiples of 8, in the type that most
+  // use.
   const auto device = cuda_device(arch);
   if (!device.ok()) return list;
+  const DType dtype = device->compute < 80 ? DType::kFloat16 : DType::kBFloat16;
   for (const int dim : {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256}) {
     for (const bool banded : {false, true}) {
       for (const bool general : {false, true}) {
         if (general && !banded) continue;
         for (const AttentionForwardConfig& config :
-             forward_configs(device->compute, DType::kFloat16, dim, dim, 8, banded, general)) {
+             forward_configs(device->compute, dtype, dim, dim, 8, banded, general)) {
           list.push_back(instance_of(config));
         }
       }
     }
   }
-  for (const AttentionForwardConfig& config :
-       forward_configs(device->compute, DType::kFloat16, 80, 64, 1, true, true)) {
+  for (const AttentionForwardConfig& config : forward_configs(device->compute, dtype, 80, 64, 1, true, true)) {
     list.push_back(instance_of(config));
   }
   return list;
