@@ -115,7 +115,7 @@ struct AttentionForward {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             float s = scores[m][n][i] * p.scale;
-            if (p.softcap > 0) s = p.softcap * tanh_from_exp2(s / p.softcap);
+            if (p.softcap > 0) s = p.softcap * accurate_tanh(s / p.softcap);
             const int distance = query_of(m, i / 2) + position_offset - (first_k + n * 8 + lane % 4 * 2 + i % 2);
             scores[m][n][i] = s - slope * static_cast<float>(distance < 0 ? -distance : distance);
           }
