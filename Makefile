@@ -3,6 +3,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 TESSERA = $(BUILD)/bin/tessera
+NVRTC = $(wildcard $(abspath $(BUILD))/venv/lib/python3*/site-packages/nvidia/cu*/lib)
 ARCHS = sm_75,sm_80,sm_86,sm_89,sm_90a
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
@@ -46,12 +47,12 @@ compile-gate: build
 asan: setup
 	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/asan -j $(JOBS)
-	@ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure
+	@TESSERA_NVRTC=$(NVRTC) ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure
 
 tsan: setup
 	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/tsan -j $(JOBS) --target thread_tests
-	@ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads
+	@TESSERA_NVRTC=$(NVRTC) ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads
 
 consumers: build
 	@tests/consumer/run.sh $(BUILD)

@@ -156,7 +156,8 @@ TESSERA_API size_t tessera_plan_workspace(const tessera_plan* plan);
 /* The kernel chosen and why, for people; lives as long as the plan. */
 TESSERA_API const char* tessera_plan_explain(const tessera_plan* plan);
 
-/* Runs the plan on tensors of the same shapes, types and options as it was made for (data and strides may differ).
+/* Runs the plan on tensors of the same shapes, types and options as it was made for (data and strides may
+ * differ; on a GPU, rows that were planned as 16-byte aligned must stay so).
  * stream: a CUstream or cudaStream_t; ignored on the CPU, where the call returns when the result is there. */
 TESSERA_API tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attention* args, void* workspace,
                                             size_t workspace_bytes, void* stream);

@@ -4,9 +4,9 @@
 //
 // Bound by memory: splits * (4 * Dv + 4) bytes read a row, 2 * Dv + 4 written. `lanes_per_row` threads stand side by
 // side on a row, 16 bytes each; `split_groups` such groups take every split_groups-th split, so that a decode step with
-// few rows still keeps the SMs loading; `rows_per_block` rows share a block. Each thread keeps an online softmax over its
-// splits (running maximum m, sum l, accumulator o), `unroll` splits loaded before one is used, and the groups of a row
-// are joined through shared memory:
+// few rows still keeps the SMs loading; `rows_per_block` rows share a block. Each thread keeps an online softmax over
+// its splits (running maximum m, sum l, accumulator o), `unroll` splits loaded before one is used, and the groups of a
+// row are joined through shared memory:
 //
 //   shared: m[groups], l[groups], o[threads][vector]
 //
@@ -125,10 +125,11 @@ __forceinline__ void split_combine(const SplitCombineParams& p) {
   const Index seq = row - batch_head * p.seq;
   const Index batch = divide(batch_head, p.heads);
   const Index head = batch_head - batch * p.heads;
-  Bits16* out = static_cast<Bits16*>(p.o) + batch * p.o_strides.batch + seq * p.o_strides.seq +
-                head * p.o_strides.head + column;
+  Bits16* out =
+      static_cast<Bits16*>(p.o) + batch * p.o_strides.batch + seq * p.o_strides.seq + head * p.o_strides.head + column;
   if constexpr (kVector == 4) {
-    store_8(out, Words2{{pack<config.dtype>(o[0] * scale, o[1] * scale), pack<config.dtype>(o[2] * scale, o[3] * scale)}});
+    store_8(out,
+            Words2{{pack<config.dtype>(o[0] * scale, o[1] * scale), pack<config.dtype>(o[2] * scale, o[3] * scale)}});
   } else {
     *out = from_float<config.dtype>(o[0] * scale);
   }

@@ -31,6 +31,22 @@ __forceinline__ Words4 load_streaming_16(const void* address, bool wanted) {  //
   return v;
 }
 
+__forceinline__ Words4 load_16(const void* address, bool wanted) {  // address: a multiple of 16; kept in L1
+  Words4 v;
+  asm("{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "=&r"(v.word[0]), "=&r"(v.word[1]), "=&r"(v.word[2]), "=&r"(v.word[3])
+      : "l"(address), "r"(static_cast<int>(wanted)));
+  return v;
+}
+
 __forceinline__ Bits16 load_read_only(const Bits16* address, bool wanted) {
   Bits16 v;
   asm volatile(
@@ -57,6 +73,13 @@ __forceinline__ float load_read_only(const float* address, bool wanted) {
       : "=&f"(v)
       : "l"(address), "r"(static_cast<int>(wanted)));
   return v;
+}
+
+__forceinline__ void store_16(void* address, const Words4& v) {  // address: a multiple of 16
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(address), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+               : "memory");
 }
 
 __forceinline__ void store_8(void* address, Words2 v) {  // address: a multiple of 8

@@ -1,6 +1,8 @@
 // Bodies of the C ABI: check, select, run. Nothing is decided here.
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,9 +12,11 @@
 #include "api/tensor.h"
 #include "cpu/attention.h"
 #include "cuda/device.h"
+#include "ops/attention_forward.h"
 #include "ops/format.h"
 #include "select/attention.h"
 #include "select/device.h"
+#include "select/kernels.h"
 #include "tessera/tessera.h"
 
 using tessera::AttentionProblem;
@@ -78,7 +82,8 @@ Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explai
   return plan;
 }
 
-Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes) {
+Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes,
+           void* stream) {
   if (bytes < plan.chosen.workspace) {
     return invalid(format("workspace_bytes is {}; {} are needed", bytes, plan.chosen.workspace));
   }
@@ -87,6 +92,10 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   }
   const auto address =
       (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
+  if (plan.chosen.forward) {
+    return tessera::attention_forward(plan.place.index, checked.args, *plan.chosen.forward,
+                                      static_cast<tessera::cuda::CUstream>(stream));
+  }
   return tessera::cpu::run(checked.args, plan.device.threads, reinterpret_cast<void*>(address));
 }
 
@@ -96,7 +105,44 @@ bool covers(const AttentionProblem& planned, AttentionProblem given) {
     given.seq_q = planned.seq_q;
     given.seq_k = planned.seq_k;
   }
+  if (!planned.vectors) given.vectors = false;
   return given == planned;
+}
+
+// What sets the problem given apart from the one planned, in the caller's words.
+std::string difference(const AttentionProblem& planned, const AttentionProblem& given) {
+  std::string text;
+  const auto compare = [&](const char* what, const auto& was, const auto& is) {
+    if (was != is) text += format("{}{} is {}, not {}", text.empty() ? "" : "; ", what, is, was);
+  };
+  compare("dtype", std::string(name_of(planned.dtype)), std::string(name_of(given.dtype)));
+  compare("packed by cu_seqlens", planned.varlen, given.varlen);
+  compare("batch", planned.batch, given.batch);
+  compare("Sq", planned.seq_q, given.seq_q);
+  compare("Sk", planned.seq_k, given.seq_k);
+  compare("rows of q", planned.total_q, given.total_q);
+  compare("rows of k", planned.total_k, given.total_k);
+  compare("Hq", planned.heads_q, given.heads_q);
+  compare("Hkv", planned.heads_kv, given.heads_kv);
+  compare("Dqk", planned.dim_qk, given.dim_qk);
+  compare("Dv", planned.dim_v, given.dim_v);
+  compare("scale", planned.scale, given.scale);
+  compare("softcap", planned.softcap, given.softcap);
+  compare("causal", planned.causal, given.causal);
+  compare("window_left", planned.window_left, given.window_left);
+  compare("window_right", planned.window_right, given.window_right);
+  compare("bottom-right alignment", planned.alignment == tessera::Alignment::kBottomRight,
+          given.alignment == tessera::Alignment::kBottomRight);
+  compare("alibi_slopes given", planned.alibi, given.alibi);
+  compare("page_table given", planned.paged, given.paged);
+  compare("page size", planned.page_size, given.page_size);
+  compare("pages", planned.num_pages, given.num_pages);
+  compare("pages of a sequence", planned.max_pages_per_seq, given.max_pages_per_seq);
+  compare("lse given", planned.with_lse, given.with_lse);
+  compare("dlse given", planned.with_dlse, given.with_dlse);
+  compare("deterministic", planned.deterministic, given.deterministic);
+  compare("every row at a multiple of 16 bytes", planned.vectors, given.vectors);
+  return text;
 }
 
 }  // namespace
@@ -159,6 +205,12 @@ tessera_status tessera_plan_create(tessera_attention_op op, const tessera_attent
     if (!checked.ok()) return checked.status();
     auto made = make_plan(*checked, Explained::kYes);
     if (!made.ok()) return made.status();
+    // Compiled and loaded here, so that no run has to.
+    if (made->chosen.forward) {
+      const auto kernel =
+          tessera::cuda::load_kernel(made->place.index, tessera::select::instance_of(*made->chosen.forward));
+      if (!kernel.ok()) return kernel.status();
+    }
     *plan = new tessera_plan(*std::move(made));
     return {};
   });
@@ -172,22 +224,22 @@ const char* tessera_plan_explain(const tessera_plan* plan) { return plan != null
 
 tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attention* args, void* workspace,
                                 size_t workspace_bytes, void* stream) {
-  (void)stream;
   return guarded([&]() -> Status {
     if (plan == nullptr) return invalid("plan is null");
     const auto op = static_cast<tessera_attention_op>(plan->problem.op);
     auto checked = check_attention(op, args, Look::kEverything);
     if (!checked.ok()) return checked.status();
     if (!covers(plan->problem, checked->args.problem)) {
-      return invalid(format("args ask for {}; the plan was made for {}",
-                            tessera::select::describe(checked->args.problem),
-                            tessera::select::describe(plan->problem)));
+      return invalid(
+          format("args are not what the plan was made for: {}", difference(plan->problem, checked->args.problem)));
     }
     if (checked->device.type != plan->place.type || checked->device.index != plan->place.index) {
       return invalid(format("args are on {}; the plan was made for {}", tessera::api::describe(checked->device),
                             tessera::api::describe(plan->place)));
     }
-    return run(*plan, *checked, workspace, workspace_bytes);
+    // Scratch is cut by the longest lengths, and shorter ones may be cut into more pieces.
+    checked->args.problem = plan->problem;
+    return run(*plan, *checked, workspace, workspace_bytes, stream);
   });
 }
 
@@ -205,13 +257,12 @@ tessera_status tessera_attention_workspace(tessera_attention_op op, const tesser
 
 tessera_status tessera_attention_run(tessera_attention_op op, const tessera_attention* args, void* workspace,
                                      size_t workspace_bytes, void* stream) {
-  (void)stream;
   return guarded([&]() -> Status {
     auto checked = check_attention(op, args, Look::kEverything);
     if (!checked.ok()) return checked.status();
     auto plan = make_plan(*checked, Explained::kNo);
     if (!plan.ok()) return plan.status();
-    return run(*plan, *checked, workspace, workspace_bytes);
+    return run(*plan, *checked, workspace, workspace_bytes, stream);
   });
 }
 

@@ -212,8 +212,8 @@ class Checker {
       p.page_size = k.seq;
       p.max_pages_per_seq = page_table_->shape[1];
       if (p.page_size < 1) return invalid("k has page size 0; at least 1 is accepted");
-      if (__builtin_mul_overflow(p.max_pages_per_seq, p.page_size, &p.seq_k)) {
-        return invalid(format("page_table has {} pages of {} keys a sequence, beyond 64-bit lengths",
+      if (__builtin_mul_overflow(p.max_pages_per_seq, p.page_size, &p.seq_k) || p.seq_k > kMostElements) {
+        return invalid(format("page_table has {} pages of {} keys a sequence, more than any memory holds",
                               p.max_pages_per_seq, p.page_size));
       }
     } else if (!p.varlen) {
@@ -297,7 +297,7 @@ class Checker {
   Status check_cu_seqlens(const char* name, const CheckedTensor& tensor, const char* rows_of, std::int64_t rows,
                           const char* max_name, std::int64_t given_max, std::int64_t* max_length) {
     if (given_max < 0) return invalid(format("{} is {}; it must not be negative", max_name, given_max));
-    *max_length = given_max;
+    *max_length = std::min(given_max, rows);  // no sequence is longer than all of them
     if (!can_read_host_data()) {
       if (given_max == 0 && look_ == Look::kEverything && rows > 0) {
         return invalid(format("{} is 0; it is needed where {} is on a GPU", max_name, name));
@@ -382,10 +382,10 @@ class Checker {
     return {};
   }
 
-  // Whether every sequence is known to have as many queries as keys.
+  // Whether every sequence is known to have as many queries as keys. Where there is no data yet, it is taken to be so.
   bool lengths_agree() const {
     if (!problem_.varlen) return problem_.seq_q == problem_.seq_k;
-    if (cu_q_->data == cu_k_->data) return true;
+    if (look_ == Look::kShapes || cu_q_->data == cu_k_->data) return true;
     if (!can_read_host_data()) return false;
     const auto* a = static_cast<const std::int32_t*>(cu_q_->data);
     const auto* b = static_cast<const std::int32_t*>(cu_k_->data);
@@ -393,11 +393,13 @@ class Checker {
   }
 
   // A bound that no key reaches is no bound, and causal is the tighter one to the right: one Problem, one spelling.
+  // Packed lengths change from run to run of a plan, so there it is the rows that count.
   void canonicalise_window() {
     AttentionProblem& p = problem_;
-    const std::int64_t beyond = std::max(p.seq_q, p.seq_k);
-    const bool fits = p.seq_q <= std::numeric_limits<std::int64_t>::max() - p.seq_k;
-    const std::int64_t span = fits ? p.seq_q + p.seq_k : beyond;
+    const std::int64_t q = p.varlen ? p.total_q : p.seq_q;
+    const std::int64_t k = p.varlen ? p.total_k : p.seq_k;
+    std::int64_t span = 0;
+    if (__builtin_add_overflow(q, k, &span)) span = std::max(q, k);
     if (p.window_left >= span) p.window_left = -1;
     if (p.window_right >= span || p.causal) p.window_right = -1;
   }
@@ -421,7 +423,6 @@ class Checker {
 
   void fill_views() {
     AttentionArgs& a = out_.args;
-    a.problem = problem_;
     a.q = view(q_);
     a.k = view(k_);
     a.v = view(v_);
@@ -441,6 +442,18 @@ class Checker {
     a.cache_seqlens = lengths(cache_seqlens_);
     a.page_table = lengths(page_table_);
     if (page_table_) a.page_table_stride = page_table_->strides[0];
+    problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
+    a.problem = problem_;
+  }
+
+  static bool rows_allow_vectors(const AttentionArgs& a) {
+    constexpr std::int64_t kBytes = 16;
+    const auto element = static_cast<std::int64_t>(sizeof(std::uint16_t));
+    for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv}) {
+      const std::int64_t strides = view->batch_stride | view->seq_stride | view->head_stride;
+      if (reinterpret_cast<std::uintptr_t>(view->data) % kBytes != 0 || strides % (kBytes / element) != 0) return false;
+    }
+    return true;
   }
 
   const tessera_attention_op op_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
+#include <utility>
 
 #include "ops/format.h"
 
@@ -40,13 +40,12 @@ bool accepts(Element element, tessera_dtype dtype) {
 
 // Whether every index has an address of its own: dims ordered by stride, each steps over all that is inside it.
 bool has_distinct_addresses(const CheckedTensor& tensor) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
-  for (int d = 0; d < tensor.rank; ++d) {
-    if (tensor.shape[d] > 1) dims.emplace_back(tensor.strides[d], tensor.shape[d]);
-  }
+  std::array<std::pair<std::int64_t, std::int64_t>, CheckedTensor::kMaxRank> dims{};  // stride, size
+  for (int d = 0; d < tensor.rank; ++d) dims[d] = {tensor.strides[d], tensor.shape[d]};
   std::sort(dims.begin(), dims.end());
   std::int64_t reach = 0;  // the largest offset the inner dims make
   for (const auto& [stride, size] : dims) {
+    if (size <= 1) continue;
     if (stride <= reach) return false;
     reach += stride * (size - 1);
   }
@@ -121,6 +120,10 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
         __builtin_mul_overflow(compact, std::max<std::int64_t>(shape[d], 1), &compact)) {
       return invalid(format("{} of shape {} reaches beyond 64-bit offsets", rule.name, describe(shape)));
     }
+  }
+  if (compact > kMostElements) {
+    return invalid(
+        format("{} of shape {} has more than 2^47 elements, which no memory holds", rule.name, describe(shape)));
   }
   std::int64_t bytes = 0;
   if (__builtin_mul_overflow(farthest, element_bytes, &bytes) || __builtin_add_overflow(bytes, element_bytes, &bytes) ||

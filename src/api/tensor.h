@@ -27,6 +27,10 @@ struct CheckedTensor {
   std::array<std::int64_t, kMaxRank> strides{};
 };
 
+// More elements than any memory has, counted by shape. Strides of 0 can claim more; what is cut out of the workspace
+// for each element could then overflow.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 47;
+
 struct TensorRule {
   const char* name;
   Element element;

@@ -142,7 +142,9 @@ int run(const std::string& json_file) {
   if (gpus.empty()) {
     verdict = "no GPU to use: attention runs on the CPU";
   } else if (!nvrtc) {
-    verdict = "a GPU is here but NVRTC is not: kernels run only from the cache; attention runs on the CPU";
+    verdict =
+        "a GPU is here but NVRTC is not: its kernels can be neither compiled nor found in the cache; attention runs on "
+        "the CPU";
   } else if (!serves_attention(gpus.front())) {
     verdict =
         fmt::format("kernels can be compiled for {}, but no attention kernel is for it yet: attention runs on the CPU",

@@ -226,7 +226,7 @@ HWY_INLINE void softmax_panels(const SoftmaxTile& tile, Emit emit) {
         hn::StoreU(map(hn::LoadU(f, s + row * kW), static_cast<float>(row), nullptr), f, s + row * kW);
       }
     }
-    const float scale = plain ? tile.map.scale : 1.0f;
+    V multiplier = hn::Set(f, plain ? tile.map.scale : 1.0f);
     V max0 = hn::Set(f, -HUGE_VALF), max1 = max0, max2 = max0, max3 = max0;
     std::int64_t row = 0;
     for (; row + 4 <= tile.rows; row += 4) {
@@ -238,9 +238,16 @@ HWY_INLINE void softmax_panels(const SoftmaxTile& tile, Emit emit) {
     for (; row < tile.rows; ++row) max0 = hn::Max(max0, hn::LoadU(f, s + row * kW));
     max0 = hn::Max(hn::Max(max0, max1), hn::Max(max2, max3));
 
-    const V multiplier = hn::Set(f, scale);
     const V old_max = hn::LoadU(f, tile.row_max + panel * kW);
     const V new_max = hn::Max(old_max, hn::Min(hn::Mul(max0, multiplier), hn::Set(f, kMaxLogit)));
+    // The multiply-add below sees the product unrounded, the maximum is rounded. Where a unit of its last place is more
+    // than exp2 bears, the products are rounded too, so that the largest is exactly the maximum.
+    if (plain && !hn::AllTrue(f, hn::Lt(hn::Abs(new_max), hn::Set(f, 8388608.0f)))) {
+      for (row = 0; row < tile.rows; ++row) {
+        hn::StoreU(hn::Mul(hn::LoadU(f, s + row * kW), multiplier), f, s + row * kW);
+      }
+      multiplier = hn::Set(f, 1.0f);
+    }
     const V base = hn::Add(new_max, hn::Set(f, tile.shift));
     V sum0 = hn::Zero(f), sum1 = sum0;
     for (row = 0; row + 2 <= tile.rows; row += 2) {

@@ -28,7 +28,7 @@ class DeviceBuffer {
   std::size_t bytes() const { return bytes_; }
   int device() const { return device_; }
 
-  // These wait for the stream of the device's own default; offsets and sizes in bytes.
+  // On the device's default stream, and done when they return; offsets and sizes in bytes.
   Status upload(const void* from, std::size_t bytes, std::size_t offset = 0);
   Status download(void* to, std::size_t bytes, std::size_t offset = 0) const;
   Status fill_bytes(unsigned char value);

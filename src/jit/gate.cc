@@ -4,9 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #include "contract/arch.h"
@@ -77,7 +77,7 @@ Result<GateReport> run_gate(const std::vector<CompileRequest>& requests, const G
       try {
         report.rows[i] = judge(requests[i], options.use_cache);
       } catch (const std::bad_alloc&) {
-        report.rows[i].failure = "out of host memory";
+        report.rows[i].failure = "out of memory";  // fits a string's own buffer
       }
       const std::lock_guard lock(progress_mutex);
       ++done;
@@ -88,8 +88,8 @@ Result<GateReport> run_gate(const std::vector<CompileRequest>& requests, const G
   for (int t = 1; t < std::min<int>(options.threads, static_cast<int>(requests.size())); ++t) {
     try {
       helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      break;  // fewer threads do the same work
+    } catch (const std::exception&) {
+      break;  // out of threads or of memory: fewer threads do the same work
     }
   }
   work();

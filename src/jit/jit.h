@@ -17,7 +17,7 @@
 namespace tessera::jit {
 
 struct KernelInstance {
-  std::string name;    // for people: "backward_preprocess fp16 vector 8"
+  std::string name;    // for people: "backward_preprocess_fp16_v8"
   std::string header;  // "attention/backward_preprocess.cuh"
   std::string entry;   // template <Config> void entry(const Params&)
   std::string params;  // type of Params

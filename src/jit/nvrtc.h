@@ -3,8 +3,7 @@
 // Where it is looked for, in order; the first that loads is used:
 //   1. TESSERA_NVRTC, a file or a folder. Where it is set, nothing else is tried.
 //   2. A CUDA toolkit: CUDA_HOME, CUDA_PATH, /usr/local/cuda, /usr/local/cuda-*, the newest first; in each lib64, lib
-//   and
-//      targets/x86_64-linux/lib.
+//      and targets/x86_64-linux/lib.
 //   3. The `nvidia` Python wheels (nvidia/cu13/lib, nvidia/cu12/lib, nvidia/cuda_nvrtc/lib): in VIRTUAL_ENV, under the
 //      prefix of the running program, in the site-packages that hold this library, and in a `venv` beside the folder of
 //      the program or of the library.
@@ -21,7 +20,7 @@ namespace tessera::jit {
 
 struct NvrtcPlace {
   std::string path;     // a file to dlopen
-  std::string reason;   // "TESSERA_NVRTC", "toolkit", "wheel in VIRTUAL_ENV", "loader"
+  std::string reason;   // "TESSERA_NVRTC", "toolkit", "wheel in VIRTUAL_ENV", "the loader's path"
   bool exists = false;  // the file is there; always true for the loader's names, which only dlopen can judge
 };
 

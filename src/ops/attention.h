@@ -62,6 +62,8 @@ struct AttentionProblem {
   bool with_dlse = false;      // backward: a gradient of LSE is given
   bool deterministic = false;  // backward: bitwise equal from run to run
 
+  bool vectors = true;  // GPU: every row of every activation starts at a multiple of 16 bytes
+
   bool operator==(const AttentionProblem&) const = default;
 };
 

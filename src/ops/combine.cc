@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "ops/alignment.h"
+#include "ops/extents.h"
 #include "ops/format.h"
 #include "select/kernels.h"
 
@@ -21,7 +21,7 @@ Result<cuda::KernelLaunch<SplitCombineParams>> combine_launch(const CombineArgs&
   const bool wide = args.head_dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(args.o_partial) % 16 == 0 &&
                     allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 4);
   SplitCombineConfig config = select::combine_config(args.dtype, wide ? 4 : 1, 4);
-  const std::int64_t rows = args.batch * args.heads * args.seq;
+  const std::int64_t rows = saturating_product(args.batch, args.heads, args.seq);
   const std::int64_t vectors = args.head_dim / config.vector;
   const std::int64_t lanes = std::min<std::int64_t>(vectors, config.threads);
   const std::int64_t groups = config.threads / lanes;
@@ -37,8 +37,8 @@ Result<cuda::KernelLaunch<SplitCombineParams>> combine_launch(const CombineArgs&
   }
   if (config.vector == 4 && args.splits > 4 * split_groups()) config.unroll = 8;
 
-  const std::int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
-  const std::int64_t chunks = (vectors + lanes - 1) / lanes;
+  const std::int64_t blocks = ceil_div(rows, rows_per_block);
+  const std::int64_t chunks = ceil_div(vectors, lanes);
   if (blocks > INT_MAX || chunks > 65535) {
     return Status(TESSERA_UNSUPPORTED, "split_combine: more rows than one grid can cover");
   }

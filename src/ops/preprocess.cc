@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "ops/alignment.h"
+#include "ops/extents.h"
 #include "ops/format.h"
 #include "select/kernels.h"
 
@@ -29,9 +29,9 @@ Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const Pre
   const std::int64_t vectors = args.head_dim / config.vector;
   const int lanes = static_cast<int>(std::min<std::int64_t>(vectors, 32));
   const std::int64_t rows = preprocess_rows_per_block(config, lanes);
-  const std::int64_t tiles = (args.seq + rows - 1) / rows;
-  // In floating point, where a product that overflows 64 bits is still too large.
-  if (static_cast<double>(tiles) * static_cast<double>(args.batch) * static_cast<double>(args.heads) > INT_MAX) {
+  const std::int64_t tiles = ceil_div(args.seq, rows);
+  const std::int64_t blocks = saturating_product(tiles, args.batch, args.heads);
+  if (blocks > INT_MAX) {
     return Status(TESSERA_UNSUPPORTED, "backward_preprocess: more rows than one grid can cover");
   }
 
@@ -53,7 +53,7 @@ Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const Pre
   params.seq_tiles = static_cast<unsigned>(tiles);
   params.vectors = static_cast<unsigned>(vectors);
   params.lanes_per_row = static_cast<unsigned>(lanes);
-  const cuda::Grid grid{static_cast<unsigned>(tiles * args.batch * args.heads), 1, 1};
+  const cuda::Grid grid{static_cast<unsigned>(blocks), 1, 1};
   return cuda::KernelLaunch<BackwardPreprocessParams>{select::instance_of(config), params, grid};
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "contract/attention_forward.h"
 #include "ops/attention.h"
 #include "select/device.h"
 
@@ -16,6 +18,7 @@ struct Candidate {
   std::size_t workspace = 0;
   double score = 0;  // larger is better; comparable within one selection only
   std::string why;
+  std::optional<AttentionForwardConfig> forward;  // where `kernel` is the GPU's forward
 };
 
 struct Refusal {

@@ -13,7 +13,7 @@ struct Device {
   enum class Kind { kCpu, kCuda };
 
   Kind kind = Kind::kCpu;
-  std::string name;                         // "sm_90a", "cpu"
+  std::string name;                         // for people: "sm_90a", "cuda:0, NVIDIA H200, sm_90a", "cpu, 8 threads"
   int compute = 0;                          // CUDA: 10 * major + minor
   std::size_t shared_memory_per_block = 0;  // CUDA: the opt-in limit
   int threads = 1;                          // CPU

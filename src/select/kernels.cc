@@ -5,6 +5,7 @@
 #include "jit/config_text.h"
 #include "ops/attention.h"
 #include "ops/format.h"
+#include "select/device.h"
 
 namespace tessera::select {
 
@@ -20,6 +21,40 @@ namespace {
 constexpr int kMinBlocks = 4;
 
 }  // namespace
+
+std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
+                                                    bool banded, bool general) {
+  std::vector<AttentionForwardConfig> configs;
+  const ForwardTile large = forward_tile(compute, dim_qk, dim_v, banded, general);
+  const ForwardTile small = small_forward_tile(compute, dim_qk, dim_v, banded, general);
+  for (const bool first : {true, false}) {
+    const ForwardTile& tile = first ? large : small;
+    if (!first && tile.block_q == large.block_q && tile.block_k == large.block_k) continue;
+    configs.push_back({.dtype = dtype,
+                       .dim_qk = dim_qk,
+                       .dim_v = dim_v,
+                       .block_q = tile.block_q,
+                       .block_k = tile.block_k,
+                       .warps = tile.warps,
+                       .vector = vector,
+                       .banded = banded,
+                       .general = general});
+  }
+  return configs;
+}
+
+jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
+  return {.name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, config.block_q, config.block_k, config.warps, config.banded ? "_banded" : "",
+                         config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
+          .header = "attention/forward.cuh",
+          .entry = "attention_forward",
+          .params = "AttentionForwardParams",
+          .config = jit::config_text("AttentionForwardConfig", config),
+          .threads = config.warps * 32,
+          .min_blocks = 1,
+          .dynamic_smem_bytes = forward_shared_bytes(config)};
+}
 
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
   return {.name = format("backward_preprocess_{}_v{}", name_of(config.dtype), config.vector),
@@ -41,13 +76,32 @@ jit::KernelInstance instance_of(const SplitCombineConfig& config) {
           .min_blocks = kMinBlocks};
 }
 
-std::vector<jit::KernelInstance> kernels_for(const std::string&) {
-  // Neither kernel knows its head dim when it is compiled, so these few are all there are, on every architecture.
+std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
+  // The two helpers do not know their head dim when they are compiled: these few are all there are.
   std::vector<jit::KernelInstance> list;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const int vector : {8, 1}) list.push_back(instance_of(preprocess_config(dtype, vector)));
     for (const int unroll : {4, 8}) list.push_back(instance_of(combine_config(dtype, 4, unroll)));
     list.push_back(instance_of(combine_config(dtype, 1, 4)));
+  }
+  // The forward is made for exactly the head dim at hand; these stand for all multiples of 8. Types differ in one
+  // instruction each, so one is enough, the one that every architecture has.
+  const auto device = cuda_device(arch);
+  if (!device.ok()) return list;
+  for (const int dim : {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256}) {
+    for (const bool banded : {false, true}) {
+      for (const bool general : {false, true}) {
+        if (general && !banded) continue;
+        for (const AttentionForwardConfig& config :
+             forward_configs(device->compute, DType::kFloat16, dim, dim, 8, banded, general)) {
+          list.push_back(instance_of(config));
+        }
+      }
+    }
+  }
+  for (const AttentionForwardConfig& config :
+       forward_configs(device->compute, DType::kFloat16, 80, 64, 1, true, true)) {
+    list.push_back(instance_of(config));
   }
   return list;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/attention_forward.h"
 #include "contract/backward_preprocess.h"
 #include "contract/split_combine.h"
 #include "jit/gate.h"
@@ -22,6 +23,11 @@ constexpr SplitCombineConfig combine_config(DType dtype, int vector, int unroll)
   return {.dtype = dtype, .vector = vector, .unroll = unroll, .threads = 256};
 }
 
+// The forward's candidates for an architecture (compute: 75, 80, ...): the large tile first, then a small one.
+std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
+                                                    bool banded, bool general);
+
+jit::KernelInstance instance_of(const AttentionForwardConfig& config);
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config);
 jit::KernelInstance instance_of(const SplitCombineConfig& config);
 

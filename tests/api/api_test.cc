@@ -85,6 +85,11 @@ const BadInput kBadInputs[] = {
      "k of shape"},
     {"overflowing_byte_offset", square,
      [](Call& c) { c["q"].view.byte_offset = std::numeric_limits<std::uint64_t>::max() - 3; }, "q of shape"},
+    {"broadcast_beyond_any_memory", square,
+     [](Call& c) {
+       for (const char* name : {"k", "v"}) c[name].shape(1) = std::int64_t{1} << 56, c[name].stride(1) = 0;
+     },
+     "k of shape"},
     {"gap_in_the_last_dim", square, [](Call& c) { c["k"].stride(3) = 2; }, "k has stride 2 in its last dim"},
     {"output_onto_itself", square, [](Call& c) { c["out"].stride(1) = 0; }, "out is written"},
     {"window_left_below_minus_one", square, [](Call& c) { c.args.window_left = -2; }, "window_left is -2"},
@@ -203,6 +208,94 @@ TEST(Plan, packed_sequences_may_be_shorter_than_planned_but_not_longer) {
   call.set("cu_seqlens_q", {0, 6, 6, 6});
   EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
   tessera_plan_destroy(plan);
+}
+
+TEST(Plan, shorter_packed_sequences_stay_within_the_planned_workspace) {
+  // One KV head on two threads: the backward cuts the keys into stretches, and how many depends on the length.
+  constexpr std::int64_t kRows = 2304, kDim = 8;
+  ASSERT_EQ(tessera_set_num_threads(2), TESSERA_OK);
+  Call call;
+  call.op = TESSERA_ATTENTION_BACKWARD;
+  for (const auto& [name, field] : {std::pair{"q", &tessera_attention::q},
+                                    {"k", &tessera_attention::k},
+                                    {"v", &tessera_attention::v},
+                                    {"out", &tessera_attention::out},
+                                    {"dout", &tessera_attention::dout},
+                                    {"dq", &tessera_attention::dq},
+                                    {"dk", &tessera_attention::dk},
+                                    {"dv", &tessera_attention::dv}}) {
+    call.add(name, kFp32, {kRows, 1, kDim}, field);
+    call.fill(name, 0.001f);
+  }
+  call.add("lse", kFp32, {1, kRows}, &tessera_attention::lse);
+  call.fill("lse");
+  call.add("cu_seqlens_q", kI32, {2}, &tessera_attention::cu_seqlens_q);
+  call.add("cu_seqlens_k", kI32, {2}, &tessera_attention::cu_seqlens_k);
+  for (std::int32_t planned = 128; planned <= kRows; planned += 64) {
+    call.set("cu_seqlens_q", {0, 64});
+    call.set("cu_seqlens_k", {0, planned});
+    tessera_plan* plan = nullptr;
+    ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+    const std::size_t bytes = tessera_plan_workspace(plan);
+    std::vector<std::uint8_t> scratch(bytes + (2u << 20), kPoison);
+    call.set("cu_seqlens_k", {0, planned - 64});
+    ASSERT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), bytes, nullptr), TESSERA_OK) << tessera_last_error();
+    for (std::size_t i = bytes; i < scratch.size(); ++i) {
+      ASSERT_EQ(scratch[i], kPoison) << "planned for " << planned << ", wrote " << i - bytes << " past the workspace";
+    }
+    tessera_plan_destroy(plan);
+  }
+  ASSERT_EQ(tessera_set_num_threads(0), TESSERA_OK);
+}
+
+TEST(Plan, a_window_wider_than_todays_packed_sequences_is_still_the_planned_one) {
+  Call call = varlen_call();
+  call.args.alignment = TESSERA_ALIGN_BOTTOM_RIGHT;
+  call.args.window_left = 5;
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+  std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
+  call.set("cu_seqlens_q", {0, 1, 2, 3});
+  call.set("cu_seqlens_k", {0, 1, 2, 3});
+  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK)
+      << tessera_last_error();
+  tessera_plan_destroy(plan);
+}
+
+TEST(Plan, another_problem_is_refused_with_the_name_of_what_differs) {
+  Call call = forward_call();
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK);
+  std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
+  const auto refusal = [&] {
+    EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+    return std::string(tessera_last_error());
+  };
+  call.args.scale = 2;
+  EXPECT_NE(refusal().find("scale"), std::string::npos) << tessera_last_error();
+  call.args.scale = 0;
+  call.args.lse = nullptr;
+  EXPECT_NE(refusal().find("lse"), std::string::npos) << tessera_last_error();
+  tessera_plan_destroy(plan);
+}
+
+TEST(Workspace, a_max_seqlen_beyond_every_row_asks_for_no_more_than_the_rows_do) {
+  Call call = varlen_call();
+  call.op = TESSERA_ATTENTION_BACKWARD;
+  call.add("dout", kFp32, {7, kHq, kDv}, &tessera_attention::dout);
+  call.add("dq", kFp32, {7, kHq, kD}, &tessera_attention::dq);
+  call.add("dk", kFp32, {9, kHkv, kD}, &tessera_attention::dk);
+  call.add("dv", kFp32, {9, kHkv, kDv}, &tessera_attention::dv);
+  std::size_t rows = 0;
+  call.args.max_seqlen_q = 7;
+  call.args.max_seqlen_k = 9;
+  ASSERT_EQ(tessera_attention_workspace(call.op, &call.args, &rows), TESSERA_OK) << tessera_last_error();
+  for (const std::int64_t huge : {std::int64_t{1} << 40, std::int64_t{1} << 60, INT64_MAX}) {
+    call.args.max_seqlen_q = call.args.max_seqlen_k = huge;
+    std::size_t bytes = 0;
+    ASSERT_EQ(tessera_attention_workspace(call.op, &call.args, &bytes), TESSERA_OK) << tessera_last_error();
+    EXPECT_EQ(bytes, rows) << huge;
+  }
 }
 
 TEST(Errors, belong_to_the_thread_and_go_with_the_next_success) {

@@ -115,8 +115,14 @@ TEST(Launch, empty_tensors_launch_nothing_and_bad_ones_are_refused) {
   args.dtype = DType::kFloat32;
   EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_UNSUPPORTED);
   args = some_preprocess(64);
-  args.seq = std::int64_t{1} << 50;
-  EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_UNSUPPORTED);
+  for (const std::int64_t seq : {std::int64_t{1} << 50, std::numeric_limits<std::int64_t>::max()}) {
+    args.seq = seq;
+    EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_UNSUPPORTED);
+  }
+  CombineArgs combine;
+  combine.splits = combine.heads = combine.head_dim = 8;
+  combine.batch = combine.seq = std::int64_t{1} << 32;  // rows wrap around to 0
+  EXPECT_EQ(combine_launch(combine, 132).status().code(), TESSERA_UNSUPPORTED);
 }
 
 TEST(Launch, combine_fits_its_block_and_shares_splits_only_where_rows_are_few) {

@@ -1,11 +1,23 @@
-// Whether a tensor's rows may be read several elements at a time.
+// Sizes and strides on the way to a launch: rows that do not overflow, and whether they may be read several elements at
+// a time.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "ops/attention.h"
 
 namespace tessera {
+
+// a * b * c of sizes that are not negative; the largest number there is where that is beyond it.
+inline std::int64_t saturating_product(std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t product = 0;
+  if (a == 0 || b == 0 || c == 0) return 0;
+  const bool overflows = __builtin_mul_overflow(a, b, &product) || __builtin_mul_overflow(product, c, &product);
+  return overflows ? std::numeric_limits<std::int64_t>::max() : product;
+}
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 // True where every row starts at a multiple of `vector` elements. The stride of a dim of one element does not matter.
 inline bool allows_vectors(const TensorView& view, std::int64_t batch, std::int64_t seq, std::int64_t heads,

@@ -1,0 +1,384 @@
+// Attention forward on mma.sync, for every architecture since Turing and every head dim that is a multiple of 8.
+//
+// One block takes block_q queries of one head and walks over the keys in tiles of block_k, last tile first. A warp owns
+// 16 or 32 query rows from end to end: its scores, probabilities and output never leave its registers.
+//
+//   shared:   Q [block_q, Dqk] (O on the way out)   K [block_k, Dqk]   V [block_k, Dv]
+//
+//   tile j:   V(j) on its way  | S = Q K(j)^T                      barrier: V(j) is there, K(j) is used up
+//             K(j-1) on its way| softmax(S), O = O * decay + P V(j)  barrier: K(j-1) is there, V(j) is used up
+//
+// The softmax is online. Tiles that the mask empties are never loaded; only tiles that the mask cuts through pay for
+// it.
+#pragma once
+
+#include "contract/attention_forward.h"
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace tessera {
+
+template <AttentionForwardConfig config>
+struct AttentionForward {
+  static constexpr DType kType = config.dtype;
+  static constexpr int kThreads = config.warps * 32;
+  static constexpr int kRowsPerWarp = config.block_q / config.warps;
+  static constexpr int kRowTiles = kRowsPerWarp / 16;
+  static constexpr int kKeyTiles = config.block_k / 8;
+  static constexpr int kValueTiles = config.dim_v / 8;
+  static_assert(kRowsPerWarp == 16 || kRowsPerWarp == 32);
+  static_assert(config.block_k % 16 == 0);
+
+  using TileQ = SharedTile<config.block_q, config.dim_qk>;
+  using TileK = SharedTile<config.block_k, config.dim_qk>;
+  using TileV = SharedTile<config.block_k, config.dim_v>;
+  using TileO = SharedTile<config.block_q, config.dim_v>;
+
+  const AttentionForwardParams& p;
+  TileQ tile_q;
+  TileK tile_k;
+  TileV tile_v;
+  TileO tile_o;
+
+  int lane, warp;
+  int batch, head;
+  int len_q, len_k;
+  int first_q;          // of this block
+  int position_offset;  // query i stands at key i + position_offset
+  float slope;
+
+  float scores[kRowTiles][kKeyTiles][4];
+  float output[kRowTiles][kValueTiles][4];
+  float reference[kRowTiles][2];  // what a row's exponents are taken relative to
+  float row_sum[kRowTiles][2];    // this lane's share; summed over the quad at the end
+
+  // Query (within the sequence) of a lane's accumulator row.
+  __forceinline__ int query_of(int row_tile, int half) const {
+    return first_q + warp * kRowsPerWarp + row_tile * 16 + half * 8 + lane / 4;
+  }
+
+  __forceinline__ void multiply_queries_with_keys() {
+    const int lane = recomputed(this->lane);
+    constexpr int kSteps = config.dim_qk / 16;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, step * 2 + lane / 16);
+      const unsigned from_k = tile_k.address(lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2);
+      unsigned a[kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) load_matrix_x4(a[m], from_q + m * 16 * TileQ::kPitch);
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        unsigned b[4];
+        load_matrix_x4(b, from_k + n * 8 * TileK::kPitch);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          if (step == 0) {
+            mma_k16<kType, true>(scores[m][n], a[m], b[0], b[1]);
+            mma_k16<kType, true>(scores[m][n + 1], a[m], b[2], b[3]);
+          } else {
+            mma_k16<kType>(scores[m][n], a[m], b[0], b[1]);
+            mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3]);
+          }
+        }
+      }
+    }
+    if constexpr (config.dim_qk % 16 != 0) {
+      constexpr int kLastChunk = config.dim_qk / 8 - 1;
+      const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, kLastChunk);
+      const unsigned from_k = tile_k.address(lane % 16, kLastChunk);
+      unsigned a[kRowTiles][2];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) load_matrix_x2(a[m], from_q + m * 16 * TileQ::kPitch);
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        unsigned b[2];
+        load_matrix_x2(b, from_k + n * 8 * TileK::kPitch);
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          mma_k8<kType, kSteps == 0>(scores[m][n], a[m][0], a[m][1], b[0]);
+          mma_k8<kType, kSteps == 0>(scores[m][n + 1], a[m][0], a[m][1], b[1]);
+        }
+      }
+    }
+  }
+
+  // Scores in natural units, where more is asked than a positive scale.
+  __forceinline__ void transform_scores(int first_k) {
+    if constexpr (config.general) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float s = scores[m][n][i] * p.scale;
+            if (p.softcap > 0) s = p.softcap * tanh_from_exp2(s / p.softcap);
+            const int distance = query_of(m, i / 2) + position_offset - (first_k + n * 8 + lane % 4 * 2 + i % 2);
+            scores[m][n][i] = s - slope * static_cast<float>(distance < 0 ? -distance : distance);
+          }
+        }
+      }
+    }
+  }
+
+  // Keys outside a row's band, or beyond the sequence, get -inf.
+  __forceinline__ void mask_scores(int first_k) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int begin = 0;
+        int end = len_k;
+        if constexpr (config.banded) {
+          const int position = query_of(m, half) + position_offset;
+          begin = position - p.band.left;
+          end = min(len_k, position + p.band.right + 1);
+        }
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int key = first_k + n * 8 + lane % 4 * 2 + i;
+            if (key < begin || key >= end) scores[m][n][half * 2 + i] = -infinity();
+          }
+        }
+      }
+    }
+  }
+
+  // Turns scores into probabilities relative to the row's reference, which follows the running maximum lazily: while no
+  // score exceeds it by more than 2^kSlack, exp2 stays small enough for any 16-bit type and nothing summed before has
+  // to be scaled. What the reference is cancels out in the end.
+  __forceinline__ void online_softmax(float scale_log2) {
+    constexpr float kSlack = 8.0f;
+    float largest[kRowTiles][2];
+    bool grown = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float tile_max = -infinity();
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+          tile_max = fmaxf(tile_max, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
+        }
+        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
+        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
+        largest[m][half] = tile_max;
+        grown |= (tile_max - reference[m][half]) * scale_log2 > kSlack;
+      }
+    }
+    if (__any_sync(0xffffffffu, grown)) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float next = fmaxf(reference[m][half], largest[m][half]);
+          // Both -inf: no key seen yet, and nothing to scale.
+          const float decay = next == -infinity() ? 1.0f : fast_exp2((reference[m][half] - next) * scale_log2);
+          reference[m][half] = next;
+          row_sum[m][half] *= decay;
+#pragma unroll
+          for (int n = 0; n < kValueTiles; ++n) {
+            output[m][n][half * 2] *= decay;
+            output[m][n][half * 2 + 1] *= decay;
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
+        const float shift = reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;
+        float sum = row_sum[m][half];
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& s = scores[m][n][half * 2 + i];
+            s = fast_exp2(s * scale_log2 - shift);
+            sum += s;
+          }
+        }
+        row_sum[m][half] = sum;
+      }
+    }
+  }
+
+  __forceinline__ void multiply_probabilities_with_values() {
+    const int lane = recomputed(this->lane);
+#pragma unroll
+    for (int step = 0; step < config.block_k / 16; ++step) {
+      unsigned a[kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        const float(&left)[4] = scores[m][2 * step];
+        const float(&right)[4] = scores[m][2 * step + 1];
+        a[m][0] = pack<kType>(left[0], left[1]);
+        a[m][1] = pack<kType>(left[2], left[3]);
+        a[m][2] = pack<kType>(right[0], right[1]);
+        a[m][3] = pack<kType>(right[2], right[3]);
+      }
+#pragma unroll
+      for (int n = 0; n < kValueTiles; n += 2) {
+        const unsigned from_v = tile_v.address(lane % 16, n + (n + 1 < kValueTiles ? lane / 16 : 0));
+        if (n + 1 < kValueTiles) {
+          unsigned b[4];
+          load_matrix_x4_transposed(b, from_v + step * 16 * TileV::kPitch);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
+            mma_k16<kType>(output[m][n + 1], a[m], b[2], b[3]);
+          }
+        } else {
+          unsigned b[2];
+          load_matrix_x2_transposed(b, from_v + step * 16 * TileV::kPitch);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
+        }
+      }
+    }
+  }
+
+  // Divides by the row sums and writes O and LSE. O goes through shared memory, each warp its own rows, so that global
+  // memory sees whole rows.
+  __forceinline__ void store(float scale_ln) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float sum = row_sum[m][half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const int row = warp * kRowsPerWarp + m * 16 + half * 8 + lane / 4;
+#pragma unroll
+        for (int n = 0; n < kValueTiles; ++n) {
+          store_shared_4(tile_o.address(row, n) + lane % 4 * 4,
+                         pack<kType>(output[m][n][half * 2] * inverse, output[m][n][half * 2 + 1] * inverse));
+        }
+        const int query = first_q + row;
+        if (p.lse && lane % 4 == 0 && query < len_q) {
+          const Index at = batch_row(p.lse_strides.batch, p.cu_seqlens_q, 1) + head * p.lse_strides.head + query;
+          p.lse[at] = sum == 0.0f ? -infinity() : reference[m][half] * scale_ln + fast_log2(sum) * kLn2;
+        }
+      }
+    }
+    __syncwarp();
+    Bits16* out = static_cast<Bits16*>(p.o) + batch_row(p.o_strides.batch, p.cu_seqlens_q, p.o_strides.seq) +
+                  head * p.o_strides.head;
+#pragma unroll 4
+    for (int index = lane; index < kRowsPerWarp * TileO::kChunks; index += 32) {
+      const int row = warp * kRowsPerWarp + index / TileO::kChunks;
+      const int chunk = index % TileO::kChunks;
+      if (first_q + row >= len_q) continue;
+      const Words4 words = load_shared_16(tile_o.address(row, chunk));
+      Bits16* to = out + (first_q + row) * p.o_strides.seq + chunk * 8;
+      if constexpr (config.vector == 8) {
+        store_16(to, words);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i] = static_cast<Bits16>(words.word[i / 2] >> (i % 2 * 16));
+      }
+    }
+  }
+
+  // Offset of this sequence's row 0.
+  __forceinline__ Index batch_row(Index batch_stride, const int* cu_seqlens, Index seq_stride) const {
+    return cu_seqlens ? cu_seqlens[batch] * seq_stride : batch * batch_stride;
+  }
+
+  __forceinline__ void run() {
+    // Later queries see more keys where the mask is causal: they start first.
+    const unsigned block = blockIdx.x / p.q_tiles;
+    head = block % p.heads_q;
+    batch = block / p.heads_q;
+    len_q = p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - p.cu_seqlens_q[batch] : p.seq_q;
+    len_k = p.cu_seqlens_k ? p.cu_seqlens_k[batch + 1] - p.cu_seqlens_k[batch] : p.seq_k;
+    first_q = (p.q_tiles - 1 - blockIdx.x % p.q_tiles) * config.block_q;
+    if (first_q >= len_q) return;
+    lane = threadIdx.x % 32;
+    warp = threadIdx.x / 32;
+    position_offset = p.band.bottom_right ? len_k - len_q : 0;
+    slope = config.general && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
+
+    // Keys that some query of this block sees, and those that all of them see.
+    int seen_begin = 0, seen_end = len_k, clear_begin = 0, clear_end = len_k;
+    if constexpr (config.banded) {
+      const int first_position = first_q + position_offset;
+      const int last_position = min(first_q + config.block_q, len_q) - 1 + position_offset;
+      seen_begin = max(0, first_position - p.band.left);
+      seen_end = min(len_k, last_position + p.band.right + 1);
+      clear_begin = last_position - p.band.left;
+      clear_end = min(len_k, first_position + p.band.right + 1);
+    }
+    const int first_tile = seen_begin / config.block_k;
+    const int last_tile = seen_end > seen_begin ? (seen_end - 1) / config.block_k : first_tile - 1;
+
+    const Bits16* q = static_cast<const Bits16*>(p.q) + batch_row(p.q_strides.batch, p.cu_seqlens_q, p.q_strides.seq) +
+                      head * p.q_strides.head;
+    const Bits16* k = static_cast<const Bits16*>(p.k) + batch_row(p.k_strides.batch, p.cu_seqlens_k, p.k_strides.seq) +
+                      head / p.group * p.k_strides.head;
+    const Bits16* v = static_cast<const Bits16*>(p.v) + batch_row(p.v_strides.batch, p.cu_seqlens_k, p.v_strides.seq) +
+                      head / p.group * p.v_strides.head;
+
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        reference[m][half] = -infinity();
+        row_sum[m][half] = 0;
+      }
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) output[m][n][i] = 0;
+      }
+    }
+
+    const float scale_ln = config.general ? 1.0f : p.scale;
+    const float scale_log2 = scale_ln * kLog2E;
+    TileLoader<TileQ, kThreads, config.vector> load_q;
+    TileLoader<TileK, kThreads, config.vector> load_k;
+    TileLoader<TileV, kThreads, config.vector> load_v;
+    if (last_tile >= first_tile) {
+      load_q.begin(tile_q, q, p.q_strides.seq, first_q, len_q);
+      load_q.end(tile_q);
+      load_k.begin(tile_k, k, p.k_strides.seq, last_tile * config.block_k, len_k);
+    }
+    for (int tile = last_tile; tile >= first_tile; --tile) {
+      const int first_k = tile * config.block_k;
+      load_k.end(tile_k);
+      __syncthreads();
+      load_v.begin(tile_v, v, p.v_strides.seq, first_k, len_k);
+      multiply_queries_with_keys();
+      load_v.end(tile_v);
+      __syncthreads();
+      if (tile > first_tile) load_k.begin(tile_k, k, p.k_strides.seq, first_k - config.block_k, len_k);
+      transform_scores(first_k);
+      if (first_k < clear_begin || first_k + config.block_k > clear_end) mask_scores(first_k);
+      online_softmax(scale_log2);
+      multiply_probabilities_with_values();
+    }
+    __syncthreads();  // O takes Q's place
+    store(scale_ln);
+  }
+};
+
+template <AttentionForwardConfig config>
+__forceinline__ void attention_forward(const AttentionForwardParams& p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  using Kernel = AttentionForward<config>;
+  const unsigned base = shared_address(shared);
+  constexpr unsigned kQueryBytes =
+      Kernel::TileQ::kBytes > Kernel::TileO::kBytes ? Kernel::TileQ::kBytes : Kernel::TileO::kBytes;
+  Kernel kernel{p, {base}, {base + kQueryBytes}, {base + kQueryBytes + Kernel::TileK::kBytes}, {base}};
+  kernel.run();
+}
+
+}  // namespace tessera
