@@ -73,8 +73,6 @@ class Tessera:
         self.lib.tessera_plan_workspace.restype = ctypes.c_size_t
         self.lib.tessera_plan_workspace.argtypes = [ctypes.c_void_p]
         self.lib.tessera_plan_destroy.argtypes = [ctypes.c_void_p]
-        self.lib.tessera_plan_explain.restype = ctypes.c_char_p
-        self.lib.tessera_plan_explain.argtypes = [ctypes.c_void_p]
         self.lib.tessera_plan_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
                                               ctypes.c_void_p]
 
@@ -155,7 +153,7 @@ def relative_error(got, want):
 def measure(candidates, budget, least):
     """Median milliseconds of each callable, taken in turn.
 
-    OpenMP's workers spin for some milliseconds after their work and would take a core from whoever comes next: each
+    OpenMP's workers spin for tens of milliseconds after their work and would take a core from whoever comes next: each
     turn starts with a pause, and a short call is timed after an untimed one, so both run with their own threads awake
     and the other's asleep.
     """
@@ -163,7 +161,7 @@ def measure(candidates, budget, least):
     start = time.perf_counter()
     while True:
         for name, run in candidates.items():
-            time.sleep(0.01)
+            time.sleep(0.05)
             begin = time.perf_counter()
             run()
             if time.perf_counter() - begin < 0.05:
@@ -237,7 +235,7 @@ def as_row(cell):
 def describe(facts):
     lines = [
         f"CPU: {facts['cpu']}; {facts['threads']} threads; {facts['date']}.",
-        f"Tessera {facts['tessera']} ({facts['kernel']}); PyTorch {facts['torch']}.",
+        f"Tessera {facts['tessera']}; PyTorch {facts['torch']}.",
         f"B=1, H={facts['heads']}, tensors [B, H, S, D] contiguous. Medians, taken in turn. "
         "GFLOP/s count visible pairs only: 2 products forward, 5 backward. ratio = PyTorch ms / Tessera ms.",
     ]
@@ -294,7 +292,7 @@ def main():
     tessera.set_threads(args.threads)
     facts = {
         "cpu": cpu_name(), "threads": args.threads, "date": datetime.date.today().isoformat(),
-        "tessera": tessera.version(), "kernel": kernel_name(tessera), "torch": torch.__version__,
+        "tessera": tessera.version(), "torch": torch.__version__,
         "heads": args.heads, "onednn_limited": limited,
     }
     for line in describe(facts):
@@ -321,20 +319,6 @@ def main():
         pathlib.Path(args.json).write_text(json.dumps({"facts": facts, "cells": cells}, indent=1) + "\n")
     if args.markdown:
         pathlib.Path(args.markdown).write_text(as_markdown(facts, cells))
-
-
-def kernel_name(tessera):
-    """The instruction sets in use, from the CPU kernel's own explanation."""
-    import torch
-
-    q = torch.empty(1, 1, 8, 64)
-    plan = Plan(tessera, FORWARD, False, q=q, k=q, v=q, out=torch.empty_like(q))
-    text = tessera.lib.tessera_plan_explain(plan.plan).decode()
-    plan.close()
-    for line in text.splitlines():
-        if "avx" in line or "sse" in line:
-            return line.strip()
-    return "CPU"
 
 
 if __name__ == "__main__":

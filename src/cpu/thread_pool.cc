@@ -4,11 +4,13 @@
 // sleeps: an operation is two or three jobs in a row, and waking a sleeping thread costs as much as packing a head.
 #include "cpu/thread_pool.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -27,6 +29,49 @@ void pause() {
 #endif
 }
 
+// Wakes come with a place. Left alone, the scheduler may wake a worker on its caller's core and take milliseconds,
+// longer than a short call lasts, to notice that another one is idle. So a sleeper is barred from the caller's core
+// before it is woken, and allowed everywhere again once it runs; and whoever finds itself on a core in use by its job
+// moves on.
+class Cores {
+ public:
+  // `allowed`: where this thread may run, by its own or its process's choice.
+  void settle(const cpu_set_t& allowed) {
+    const int here = sched_getcpu();
+    if (here < 0 || here >= kMost || !take(here)) return;
+    cpu_set_t free;
+    CPU_ZERO(&free);
+    for (int cpu = 0; cpu < kMost; ++cpu) {
+      const std::uint64_t word = words_[cpu / 64].load(std::memory_order_relaxed);
+      if (CPU_ISSET(cpu, &allowed) && (word >> (cpu % 64) & 1) == 0) CPU_SET(cpu, &free);
+    }
+    if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof(free), &free) != 0) return;
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+    const int now = sched_getcpu();
+    if (now >= 0 && now < kMost) take(now);
+  }
+
+  // Takes the core; true where it was taken before.
+  bool take(int cpu) {
+    const std::uint64_t bit = std::uint64_t{1} << (cpu % 64);
+    return (words_[cpu / 64].fetch_or(bit, std::memory_order_relaxed) & bit) != 0;
+  }
+
+  static constexpr int kMost = CPU_SETSIZE;
+
+ private:
+  std::atomic<std::uint64_t> words_[kMost / 64] = {};
+};
+
+struct Worker {
+  std::thread thread;
+  // All under the pool's lock.
+  pid_t id = 0;  // 0 until it runs
+  cpu_set_t allowed;
+  bool asleep = false;
+  bool barred = false;  // from the core of the caller that woke it
+};
+
 struct Job {
   TaskFunction function;
   void* context;
@@ -36,6 +81,7 @@ struct Job {
   int joined = 1;              // slots handed out; under the pool's lock
   std::atomic<int> active{1};  // joiners that have not left
   Job* following = nullptr;    // under the pool's lock
+  Cores cores{};
 
   bool open() const { return joined < slots && next.load(std::memory_order_relaxed) < tasks; }
 
@@ -55,19 +101,20 @@ class Pool {
   pid_t pid() const { return pid_; }
 
   void run(Job& job) {
+    const int here = sched_getcpu();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       start_workers(job.slots - 1);
+      if (here >= 0 && here < Cores::kMost) {
+        job.cores.take(here);
+        bar_sleepers(here, job.slots - 1);
+      }
       Job** end = &first_;
       while (*end != nullptr) end = &(*end)->following;
       *end = &job;
       posted_.fetch_add(1, std::memory_order_release);
     }
-    if (job.slots == 2) {
-      wake_.notify_one();
-    } else {
-      wake_.notify_all();
-    }
+    wake_.notify_all();
     job.work(0);
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -93,7 +140,7 @@ class Pool {
       posted_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
+    for (auto& worker : workers_) worker->thread.join();
     workers_.clear();
   }
 
@@ -102,10 +149,30 @@ class Pool {
     if (stopping_) return;
     wanted = std::min(wanted, kMaxWorkers);
     try {
-      while (static_cast<int>(workers_.size()) < wanted) workers_.emplace_back([this] { serve(); });
+      while (static_cast<int>(workers_.size()) < wanted) {
+        auto worker = std::make_unique<Worker>();
+        workers_.reserve(workers_.size() + 1);
+        worker->thread = std::thread([this, mine = worker.get()] { serve(*mine); });
+        workers_.push_back(std::move(worker));
+      }
     } catch (const std::system_error&) {
       // Fewer threads than asked for: the caller and those that did start share the work.
     } catch (const std::bad_alloc&) {
+    }
+  }
+
+  // Each costs a system call: beyond a few workers, those that collide sort themselves out.
+  void bar_sleepers(int cpu, int wanted) {
+    constexpr int kMostBarred = 8;
+    int left = std::min(wanted, kMostBarred);
+    for (auto& worker : workers_) {
+      if (left == 0) return;
+      if (!worker->asleep) continue;
+      --left;
+      cpu_set_t elsewhere = worker->allowed;
+      CPU_CLR(cpu, &elsewhere);
+      if (CPU_COUNT(&elsewhere) == 0) continue;
+      worker->barred = sched_setaffinity(worker->id, sizeof(elsewhere), &elsewhere) == 0;
     }
   }
 
@@ -116,14 +183,21 @@ class Pool {
     return nullptr;
   }
 
-  void serve() {
+  void serve(Worker& self) {
     std::unique_lock<std::mutex> lock(mutex_);
+    self.id = gettid();
+    if (sched_getaffinity(0, sizeof(self.allowed), &self.allowed) != 0) CPU_ZERO(&self.allowed);
     for (;;) {
+      if (self.barred) {
+        sched_setaffinity(0, sizeof(self.allowed), &self.allowed);
+        self.barred = false;
+      }
       Job* job = find_open_job();
       if (job != nullptr) {
         const int slot = job->joined++;
         job->active.fetch_add(1, std::memory_order_relaxed);
         lock.unlock();
+        job->cores.settle(self.allowed);
         job->work(slot);
         job->active.fetch_sub(1, std::memory_order_release);
         lock.lock();
@@ -134,14 +208,16 @@ class Pool {
       lock.unlock();
       for (int i = 0; i < kSpins && posted_.load(std::memory_order_relaxed) == seen; ++i) pause();
       lock.lock();
+      self.asleep = true;
       wake_.wait(lock, [&] { return posted_.load(std::memory_order_relaxed) != seen; });
+      self.asleep = false;
     }
   }
 
   const pid_t pid_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<std::thread> workers_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   Job* first_ = nullptr;
   std::atomic<std::uint64_t> posted_{0};
   bool stopping_ = false;
