@@ -171,7 +171,8 @@ oracle::Inputs make_inputs(const Case& c) {
     const std::int64_t rows = c.slopes_per_batch ? p.batch : 1;
     for (std::int64_t n = 0; n < rows * p.heads_q; ++n) {
       const std::int64_t h = n % p.heads_q;  // powers of two, as usual for ALiBi; a little steeper for later batches
-      in.alibi_slopes.push_back(std::ldexp(1.0 + static_cast<double>(n / p.heads_q) / 4, -1 - static_cast<int>(h % 8)));
+      const std::int64_t batch = n / p.heads_q;
+      in.alibi_slopes.push_back(std::ldexp(1.0 + static_cast<double>(batch) / 4, -1 - static_cast<int>(h % 8)));
     }
   }
   if (p.varlen) {

@@ -122,7 +122,8 @@ Change values(Distribution d) {
   return [=](Case& c) { c.distribution = d; };
 }
 // slack: rows of q and k behind the last sequence.
-Change varlen(std::vector<std::int32_t> lengths_q, std::vector<std::int32_t> lengths_k, std::int64_t slack = 0) {
+Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std::int32_t>& lengths_k,
+              std::int64_t slack = 0) {
   return [=](Case& c) {
     AttentionProblem& p = c.problem;
     p.varlen = true;
@@ -135,7 +136,7 @@ Change varlen(std::vector<std::int32_t> lengths_q, std::vector<std::int32_t> len
     c.lengths_k = lengths_k;
   };
 }
-Change cache_lengths(std::vector<std::int32_t> lengths) {
+Change cache_lengths(const std::vector<std::int32_t>& lengths) {
   return [=](Case& c) { c.cache_lengths = lengths; };
 }
 Change paged(std::int64_t page_size) {

@@ -54,7 +54,8 @@ double computed_scores(const AttentionProblem& p, const AttentionForwardConfig& 
     const std::int64_t last = std::min(first + config.block_q, p.seq_q) - 1;
     const Range seen{visible_keys(mask, first, p.seq_q, p.seq_k).begin, visible_keys(mask, last, p.seq_q, p.seq_k).end};
     if (seen.empty()) continue;
-    columns += static_cast<double>((seen.end + config.block_k - 1) / config.block_k - seen.begin / config.block_k);
+    const std::int64_t tiles = (seen.end + config.block_k - 1) / config.block_k - seen.begin / config.block_k;
+    columns += static_cast<double>(tiles);
   }
   return columns * config.block_k * config.block_q;
 }
