@@ -33,6 +33,8 @@ demo: build
 	@$(TESSERA) doctor
 	@$(TESSERA) verify --suite quick --progress
 	@$(TESSERA) bench --progress
+	@if [ -e /dev/nvidia0 ]; then $(TESSERA) verify --device cuda --suite quick --progress && \
+	  $(TESSERA) bench --device cuda --filter sq2048 --min-time 0.05 --progress; fi
 
 # Cheap gates first. Each is a target of its own, so that one can be run alone.
 test: build

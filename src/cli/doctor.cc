@@ -3,6 +3,8 @@
 
 #include <fstream>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/console.h"
@@ -11,6 +13,7 @@
 #include "jit/cache.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
+#include "ops/format.h"
 #include "select/attention.h"
 #include "tessera/tessera.h"
 
@@ -114,17 +117,25 @@ Json report_cache() {
           {"reason", state.reason},       {"entries", entries},         {"bytes", bytes}};
 }
 
-// Asked for the most usual problem there is.
-bool serves_attention(const cuda::DeviceInfo& gpu) {
-  AttentionProblem p;
-  p.dtype = DType::kBFloat16;
-  p.batch = 1;
-  p.seq_q = p.seq_k = 2048;
-  p.heads_q = p.heads_kv = 16;
-  p.dim_qk = p.dim_v = 128;
-  p.scale = 1;
+// The ops that a GPU's kernels serve, asked for the most usual problem there is, in the type that every GPU has.
+std::vector<std::string> ops_served(const cuda::DeviceInfo& gpu) {
+  std::vector<std::string> ops;
   const Result<select::Device> device = select::cuda_device(cuda::arch_of(gpu));
-  return device.ok() && !select::select_attention(p, *device).candidates.empty();
+  if (!device.ok()) return ops;
+  for (const auto& [op, name] : {std::pair{AttentionOp::kForward, "forward"},
+                                 {AttentionOp::kBackward, "backward"},
+                                 {AttentionOp::kDecode, "decode"}}) {
+    AttentionProblem p;
+    p.op = op;
+    p.dtype = DType::kFloat16;
+    p.batch = 1;
+    p.seq_q = p.seq_k = 2048;
+    p.heads_q = p.heads_kv = 16;
+    p.dim_qk = p.dim_v = 128;
+    p.scale = 1;
+    if (!select::select_attention(p, *device).candidates.empty()) ops.emplace_back(name);
+  }
+  return ops;
 }
 
 int run(const std::string& json_file) {
@@ -137,25 +148,20 @@ int run(const std::string& json_file) {
   json["nvrtc"] = report_nvrtc(&nvrtc);
   json["cache"] = report_cache();
 
-  std::string chosen = "cpu";
-  std::string verdict;
+  std::string verdict = "forward, backward and decode run on the CPU";
+  std::vector<std::string> on_gpu;
   if (gpus.empty()) {
-    verdict = "no GPU to use: attention runs on the CPU";
+    verdict += "; there is no GPU to use";
   } else if (!nvrtc) {
-    verdict =
-        "a GPU is here but NVRTC is not: its kernels can be neither compiled nor found in the cache; attention runs on "
-        "the CPU";
-  } else if (!serves_attention(gpus.front())) {
-    verdict =
-        fmt::format("kernels can be compiled for {}, but no attention kernel is for it yet: attention runs on the CPU",
-                    cuda::arch_of(gpus.front()));
+    verdict += "; a GPU is here, but no NVRTC to compile its kernels with";
   } else {
-    chosen = fmt::format("cuda:{}", gpus.front().index);
-    verdict = fmt::format("attention runs on {} ({})", chosen, gpus.front().name);
+    on_gpu = ops_served(gpus.front());
+    verdict += fmt::format(", {} also on cuda:{} ({})", on_gpu.empty() ? "none" : join(on_gpu, " and "),
+                           gpus.front().index, gpus.front().name);
   }
-  fmt::print("\n{} Default device: {}.\n", verdict + ".", paint(Style::kBold, chosen));
+  fmt::print("\n{}.\n", verdict);
   json["verdict"] = verdict;
-  json["default_device"] = chosen;
+  json["gpu_serves"] = on_gpu;
   return write_json(json_file, json);
 }
 
