@@ -11,7 +11,7 @@
 #include "api/error.h"
 #include "api/tensor.h"
 #include "cpu/attention.h"
-#include "cuda/device.h"
+#include "cuda/code_arch.h"
 #include "ops/attention_forward.h"
 #include "ops/format.h"
 #include "select/attention.h"
@@ -54,11 +54,12 @@ Result<Device> device_at(tessera_device place) {
   if (place.type == TESSERA_CPU) return tessera::select::cpu_device(threads_in_use());
   auto info = tessera::cuda::device(place.index);
   if (!info.ok()) return info.status();
+  const tessera::cuda::CodeArch code = tessera::cuda::code_arch_of(*info);
   Device device;
   device.kind = Device::Kind::kCuda;
-  device.name = format("cuda:{}, {}, {}", place.index, info->name, tessera::cuda::arch_of(*info));
-  device.compute = 10 * info->major + info->minor;
-  device.shared_memory_per_block = static_cast<std::size_t>(info->shared_memory_per_block_optin);
+  device.name = format("cuda:{}, {}, {}", place.index, info->name, code.target.arch);
+  device.compute = code.compute;
+  device.shared_memory_per_block = code.shared_memory_per_block;
   return device;
 }
 

@@ -27,6 +27,8 @@ struct Options {
   std::string json;
   double min_time = 0.4;
   int threads = 0;
+  std::string arch_code = "native";
+  bool first_use = false;
   bool progress = false;
 };
 
@@ -62,7 +64,7 @@ Status time_case(const cases::Case& c, Device& device, cases::Buffers& buffers, 
     return s == TESSERA_OK ? Status() : failure(s);
   };
   if (timing == nullptr) {
-    if (Status s = call(nullptr); !s.ok()) return s;
+    if (Status s = call(device.stream()); !s.ok()) return s;
     return device.download(buffers);
   }
   Result<std::vector<double>> samples = device.time(min_time, call);
@@ -72,16 +74,15 @@ Status time_case(const cases::Case& c, Device& device, cases::Buffers& buffers, 
 }
 
 // The backward needs the forward's o and lse; the library's own will do, since only time is looked at.
-Status run_forward(const cases::Case& backward, const oracle::Inputs& inputs, Device& device, oracle::Outputs* saved) {
+Status run_forward(const cases::Case& backward, const oracle::Inputs& inputs, Device& device, cases::Buffers* to) {
   cases::Case c = backward;
   c.problem.op = AttentionOp::kForward;
   c.problem.with_lse = true;
+  c.problem.with_dlse = false;
+  c.problem.deterministic = false;
   cases::Buffers buffers(c, inputs, nullptr);
   if (Status s = time_case(c, device, buffers, 0, nullptr); !s.ok()) return s;
-  const AttentionProblem& p = c.problem;
-  saved->o = oracle::HostTensor(inputs.q.shape[0], inputs.q.shape[1], p.heads_q, p.dim_v);
-  saved->lse = oracle::HostTensor(inputs.q.shape[0], p.heads_q, inputs.q.shape[1], 1);
-  *saved = buffers.results(*saved);
+  to->take_saved(buffers);
   return {};
 }
 
@@ -93,13 +94,11 @@ Status measure(Row& row, Device& device, double min_time) {
     for (const select::Refusal& r : selection.refusals) row.refused += fmt::format("; {}: {}", r.kernel, r.reason);
     return {};
   }
-  const oracle::Inputs inputs = cases::make_inputs(row.c);
-  const bool backward = row.c.problem.op == AttentionOp::kBackward;
-  oracle::Outputs saved;
-  if (backward) {
-    if (Status s = run_forward(row.c, inputs, device, &saved); !s.ok()) return s;
+  const oracle::Inputs inputs = cases::make_shapes(row.c);
+  cases::Buffers buffers(row.c, inputs, nullptr);
+  if (row.c.problem.op == AttentionOp::kBackward) {
+    if (Status s = run_forward(row.c, inputs, device, &buffers); !s.ok()) return s;
   }
-  cases::Buffers buffers(row.c, inputs, backward ? &saved : nullptr);
   if (Status s = time_case(row.c, device, buffers, min_time, &row.timing); !s.ok()) return s;
   row.flops = row.c.flops() / row.timing.median;
   row.bytes = row.c.bytes() / row.timing.median;
@@ -108,10 +107,17 @@ Status measure(Row& row, Device& device, double min_time) {
 
 void hold_against(Row& row, const Device& device, const Ceilings& ceilings) {
   const AttentionProblem& p = row.c.problem;
-  if (!device.is_cpu()) {
-    if (p.op != AttentionOp::kDecode) return;  // no peak of a GPU's tensor cores is measured
+  if (!device.is_cpu() && p.op == AttentionOp::kDecode) {
     row.part = row.bytes / ceilings.copy_bandwidth;
     row.ceiling = "copy";
+    return;
+  }
+  if (!device.is_cpu()) {
+    for (const Unit& unit : ceilings.units) {
+      if (unit.name != fmt::format("mma.sync {}", name_of(p.dtype))) continue;
+      row.part = row.flops / unit.flops;
+      row.ceiling = unit.name;
+    }
     return;
   }
   if (p.op == AttentionOp::kDecode) {
@@ -198,7 +204,7 @@ Json json_of(const Row& row) {
 
 int run(const Options& o) {
   if (o.threads > 0 && tessera_set_num_threads(o.threads) != TESSERA_OK) return fail(kBadUsage, tessera_last_error());
-  Result<std::unique_ptr<Device>> device = open_device(o.device);
+  Result<std::unique_ptr<Device>> device = open_device(o.device, o.arch_code);
   if (!device.ok()) return fail(static_cast<ExitCode>(exit_code_of(device.status())), device.status().message());
   const std::string suite = !o.suite.empty() ? o.suite : (*device)->is_cpu() ? "bench" : "bench-gpu";
   std::vector<Row> rows;
@@ -208,7 +214,8 @@ int run(const Options& o) {
 
   const auto begin = Clock::now();
   fmt::print("{}\n", (*device)->name());
-  Json json{{"version", tessera_version()}, {"device", (*device)->name()}, {"suite", suite}};
+  Json json{
+      {"version", tessera_version()}, {"device", (*device)->name()}, {"arch_code", o.arch_code}, {"suite", suite}};
   Ceilings ceilings;
   KernelBench kernels;
   if ((*device)->is_cpu()) {
@@ -216,7 +223,7 @@ int run(const Options& o) {
     ceilings = measure_ceilings(tessera_num_threads());
     json["threads"] = ceilings.threads;
   } else {
-    Result<KernelBench> measured = bench_gpu_kernels(**device, o.filter, o.min_time, o.progress);
+    Result<KernelBench> measured = bench_gpu_kernels(**device, o.filter, o.min_time, o.first_use, o.progress);
     if (!measured.ok())
       return fail(static_cast<ExitCode>(exit_code_of(measured.status())), measured.status().message());
     kernels = std::move(*measured);
@@ -242,6 +249,12 @@ int run(const Options& o) {
     }
   }
   if ((*device)->is_cpu()) ceilings.keep_best_of(measure_ceilings(ceilings.threads));
+  for (Unit& unit : kernels.units) {  // of a GPU; again, after the cases
+    const DType dtype = unit.name.ends_with("bf16") ? DType::kBFloat16 : DType::kFloat16;
+    const Result<Unit> again = measure_mma_peak(**device, dtype, o.min_time);
+    if (again.ok()) unit.flops = std::max(unit.flops, again->flops);
+  }
+  if (!(*device)->is_cpu()) ceilings.units = kernels.units;
   for (Row& row : rows) {
     if (row.refused.empty()) hold_against(row, **device, ceilings);
   }
@@ -276,6 +289,10 @@ Command add_bench(CLI::App& parent) {
       ->type_name("NAME")
       ->check(quiet(CLI::IsMember(cases::suite_names())));
   app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
+  app->add_option("--arch-code", o->arch_code, "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...")
+      ->type_name("ARCH")
+      ->capture_default_str();
+  app->add_flag("--first-use", o->first_use, "GPU: also how long each kernel's first use takes; compiles them all");
   app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
   app->add_option("--min-time", o->min_time, "Seconds to spend on a case, at the least")
       ->type_name("SECONDS")
@@ -290,7 +307,8 @@ Command add_bench(CLI::App& parent) {
   app->footer(
       "GFLOP/s count the visible (query, key) pairs only: 2 products forward, 5 backward. fp32 is held against the\n"
       "fp32 FMA peak, 16-bit types against the fastest unit that was measured, decode against reading as many bytes\n"
-      "as it must move. On a GPU, the kernels that serve others are timed too, and how long a first use takes.\n\n"
+      "as it must move. On a GPU, forward and backward are held against the tensor cores' rate through mma.sync, and\n"
+      "the kernels that serve others are timed too.\n\n"
       "Examples:\n"
       "  tessera bench\n"
       "  tessera bench --filter bwd/fp32 --min-time 2\n"

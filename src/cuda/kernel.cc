@@ -7,6 +7,7 @@
 #include <new>
 #include <tuple>
 
+#include "cuda/code_arch.h"
 #include "ops/format.h"
 
 namespace tessera::cuda {
@@ -85,14 +86,14 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
   if (!found.ok()) return found.status();
   const double image_seconds = seconds_since(start);
 
-  const std::lock_guard lock(loaded.mutex);
-  const auto known = loaded.kernels.find(key);  // another thread may have been faster
-  if (known != loaded.kernels.end()) return known->second.get();
+  // Not under the lock: the driver may have to compile PTX. A thread that was faster wins; this one's module stays
+  // loaded, unused.
   auto module = load_module(**driver(), device_index, instance, *found->image);
   if (!module.ok()) return module.status();
   auto kernel = std::make_unique<Kernel>(**module);
   kernel->origin = found->origin;
   kernel->image_seconds = image_seconds;
+  const std::lock_guard lock(loaded.mutex);
   return loaded.kernels.emplace(key, std::move(kernel)).first->second.get();
 } catch (const std::bad_alloc&) {
   return Status(TESSERA_OUT_OF_MEMORY, "out of host memory while loading a kernel");
@@ -105,7 +106,7 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
     return Status(TESSERA_UNSUPPORTED, format("device {} ({}) has compute capability {}.{}; 7.5 or newer is needed",
                                               device_index, info->name, info->major, info->minor));
   }
-  return load_kernel(device_index, instance, jit::Target{arch_of(*info), false});
+  return load_kernel(device_index, instance, code_arch_of(*info).target);
 }
 
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream) {

@@ -22,7 +22,7 @@ struct Kernel {
 
 // Loads once for each device, instance and target; any thread. The pointer lives as long as the process.
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance, const jit::Target& target);
-// For the device's own architecture.
+// For the architecture whose code the device runs: its own, unless code_arch.h says otherwise.
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance);
 
 struct Grid {

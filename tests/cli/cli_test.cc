@@ -77,6 +77,10 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
       {"verify --device gpu", "gpu"},
       {"verify --device cuda:x", "cuda:x"},
       {"verify --filter no_such_case", "no_such_case"},
+      {"verify --arch-code sm_12", "sm_12"},
+      {"verify --arch-code sm_75", "--device cuda"},
+      {"bench --device cpu --arch-code sm_80", "--device cuda"},
+      {"verify --repeat 0", "--repeat"},
       {"bench --min-time -1", "--min-time"},
       {"bench --filter no_such_case", "no_such_case"},
       {"explain --op sideways", "sideways"},
@@ -146,6 +150,27 @@ TEST_F(Cli, verify_takes_another_seed_and_a_filter) {
   EXPECT_EQ(answer.code, 0) << answer.text;
   EXPECT_TRUE(holds(answer.text, "varlen"));
   EXPECT_FALSE(holds(answer.text, "heads_major"));
+}
+
+TEST_F(Cli, verify_samples_long_cases) {
+  const Answer answer = run("verify --suite long --filter sq2048 --verbose --json " + file("verify.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json report = json("verify.json");
+  EXPECT_EQ(report["passed"], 2) << "forward and backward";
+  for (const Json& c : report["cases"]) EXPECT_GT(c["error_over_allowed"].get<double>(), 0);
+}
+
+TEST_F(Cli, verify_repeats_and_compares_bitwise) {
+  const Answer answer = run("verify --filter bwd/bf16/b2_sq33 --repeat 5 --json " + file("verify.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, "each case 5 times: 0 ")) << answer.text;
+  const Json report = json("verify.json");
+  EXPECT_EQ(report["repeat"], 5);
+  ASSERT_GT(report["cases"].size(), 5U);
+  for (const Json& c : report["cases"]) {
+    EXPECT_FALSE(c["runs_differ"].get<bool>());
+    EXPECT_EQ(c["kernel"], "cpu_attention");
+  }
 }
 
 TEST_F(Cli, bench_reports_speed_and_a_measured_ceiling) {
