@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "cases/cases.h"
@@ -13,6 +14,8 @@
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/device.h"
+#include "cli/kernel_record.h"
+#include "cuda/kernel.h"
 #include "tests/oracle/parallel.h"
 
 namespace tessera::cli {
@@ -24,6 +27,7 @@ struct Options {
   std::string filter;
   std::string json;
   std::string arch_code = "native";
+  std::string record;
   std::uint64_t seed = 1;
   int repeat = 1;
   bool progress = false;
@@ -34,6 +38,9 @@ int run(const Options& o) {
   std::vector<cases::Case> list = cases::suite(o.suite);
   std::erase_if(list, [&](const cases::Case& c) { return c.name.find(o.filter) == std::string::npos; });
   if (list.empty()) return fail(kBadUsage, fmt::format("no case of suite {} has '{}' in its name", o.suite, o.filter));
+  if (!o.record.empty() && (o.device == "cpu" || o.suite != "full" || !o.filter.empty())) {
+    return fail(kBadUsage, "--record is for the whole suite full on a GPU");
+  }
   // Cases side by side, each with a device of its own: the oracle is what takes time. A long case has the machine to
   // itself.
   const bool sampled = std::any_of(list.begin(), list.end(), [](const cases::Case& c) { return c.sample > 0; });
@@ -129,6 +136,18 @@ int run(const Options& o) {
                   {"seconds", seconds},
                   {"cases", json_cases}};
   if (const int code = write_json(o.json, json); code != kSuccess) return code;
+  if (!o.record.empty() && bad == 0) {
+    std::set<std::string> headers;
+    std::string arch;
+    for (const auto& [instance, target] : cuda::loaded_instances()) {
+      headers.insert(instance.header);
+      arch = target.arch;
+    }
+    const Proof proof{arch, cuda::device(devices.front()->cuda_index())->name,
+                      fmt::format("verify {}, {} cases", o.suite, count[Outcome::kPassed])};
+    const Status s = record_verified(o.record, {headers.begin(), headers.end()}, proof);
+    if (!s.ok()) return fail(kBadUsage, s.message());
+  }
   return bad == 0 ? kSuccess : kCheckFailed;
 }
 
@@ -152,6 +171,9 @@ Command add_verify(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--seed", o->seed, "Of the inputs")->type_name("N")->capture_default_str();
   app->add_option("--json", o->json, "Write every case's outcome to this file")->type_name("FILE");
+  app->add_option("--record", o->record,
+                  "Where all pass: note in this file which kernels were verified; GPU, suite full")
+      ->type_name("FILE");
   app->add_flag("--verbose", o->verbose, "A line for every case");
   app->add_flag("--progress", o->progress, "Draw the bar even where stderr is no terminal");
   app->footer(

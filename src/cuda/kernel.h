@@ -2,6 +2,8 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "cuda/device.h"
 #include "jit/jit.h"
@@ -24,6 +26,9 @@ struct Kernel {
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance, const jit::Target& target);
 // For the architecture whose code the device runs: its own, unless code_arch.h says otherwise.
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance);
+
+// Every instance that this process has loaded, and for which architecture.
+std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances();
 
 struct Grid {
   unsigned x = 0;

@@ -59,7 +59,7 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 TEST_F(Cli, every_command_has_help_with_examples) {
   const Answer all = run("--help");
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache"}) {
+  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels"}) {
     EXPECT_TRUE(holds(all.text, command));
     const Answer help = run(std::string(command) + " --help");
     EXPECT_EQ(help.code, 0) << command;
@@ -81,6 +81,9 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
       {"verify --arch-code sm_75", "--device cuda"},
       {"bench --device cpu --arch-code sm_80", "--device cuda"},
       {"verify --repeat 0", "--repeat"},
+      {"verify --suite full --record x.json", "--record"},
+      {"kernels --record x.json", "--kernel"},
+      {"kernels --record x.json --by hand --kernel no_such.cuh", "no_such.cuh"},
       {"bench --min-time -1", "--min-time"},
       {"bench --filter no_such_case", "no_such_case"},
       {"explain --op sideways", "sideways"},
@@ -150,6 +153,32 @@ TEST_F(Cli, verify_takes_another_seed_and_a_filter) {
   EXPECT_EQ(answer.code, 0) << answer.text;
   EXPECT_TRUE(holds(answer.text, "varlen"));
   EXPECT_FALSE(holds(answer.text, "heads_major"));
+}
+
+TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
+  const std::string results = "--results " + file("results");
+  const Answer none = run("kernels --strict --json " + file("kernels.json") + " " + results);
+  EXPECT_EQ(none.code, 1) << none.text;
+  const Json kernels = json("kernels.json")["kernels"];
+  ASSERT_GE(kernels.size(), 3U);
+  Json record{{"kernels", Json::object()}};
+  for (const Json& kernel : kernels) {
+    EXPECT_EQ(kernel["verified"], "never verified");
+    record["kernels"][kernel["header"].get<std::string>()] = {
+        {"hash", kernel["hash"]}, {"archs", {{"sm_75", {{"gpu", "a GPU"}, {"date", "2026-01-02"}, {"by", "test"}}}}}};
+  }
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/verified.json")) << record;
+  const Answer all = run("kernels --strict " + results);
+  EXPECT_EQ(all.code, 0) << all.text;
+  EXPECT_TRUE(holds(all.text, "sm_75 on a GPU, 2026-01-02")) << all.text;
+  record["kernels"]["attention/forward.cuh"]["hash"] = "of other code";
+  std::ofstream(file("results/gpu/verified.json")) << record;
+  EXPECT_EQ(run("kernels " + results).code, 0);
+  const Answer changed = run("kernels --strict " + results);
+  EXPECT_EQ(changed.code, 1);
+  EXPECT_TRUE(holds(changed.text, "attention/forward.cuh  changed since it was verified: sm_75 on a GPU"))
+      << changed.text;
 }
 
 TEST_F(Cli, verify_samples_long_cases) {
