@@ -389,6 +389,21 @@ std::vector<Case> bench(std::initializer_list<std::int64_t> lengths) {
   return out;
 }
 
+// A model's shapes, each to be run a hundred times and more: LLaMA's heads, with and without groups, and a small one.
+std::vector<Case> evidence() {
+  std::vector<Case> out;
+  for (std::int64_t s : {128, 256, 512, 1024, 2048, 4096}) {
+    for (AttentionOp op : {kForward, kBackward}) {
+      out.push_back(make(op, DType::kBFloat16, {2, s, s, 8, 8, 64, 64}, {causal()}));
+      out.push_back(make(op, DType::kBFloat16, {1, s, s, 32, 8, 128, 128}, {causal()}));
+    }
+    out.push_back(make(kForward, DType::kBFloat16, {1, s, s, 96, 96, 128, 128}, {causal()}));
+    out.push_back(make(kForward, DType::kFloat16, {2, s, s, 8, 8, 64, 64}, {}));
+    for (std::int64_t b : {1, 16}) out.push_back(make(kDecode, DType::kBFloat16, {b, 1, s, 32, 8, 128, 128}));
+  }
+  return out;
+}
+
 // 16,384 tokens of width 2,048 (2,000 for D = 80), as the field's tables have it.
 std::vector<Case> bench_gpu() {
   std::vector<Case> out;
@@ -417,7 +432,8 @@ std::vector<Case> bench_gpu() {
 }  // namespace
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "long", "bench", "bench-long", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full",       "hostile",   "long",
+                                              "bench", "bench-long", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -427,6 +443,7 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "full") all = full();
   if (name == "hostile") all = hostile();
   if (name == "long") all = long_sequences();
+  if (name == "evidence") all = evidence();
   if (name == "bench") all = bench({512, 2048});
   if (name == "bench-long") all = bench({512, 2048, 4096});
   if (name == "bench-gpu") all = bench_gpu();

@@ -55,6 +55,17 @@ class CpuDevice final : public Device {
     return samples;
   }
 
+  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call) override {
+    if (Status s = call(nullptr); !s.ok()) return s;
+    std::vector<double> samples;
+    for (int n = 0; n < calls; ++n) {
+      const auto begin = std::chrono::steady_clock::now();
+      if (Status s = call(nullptr); !s.ok()) return s;
+      samples.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return samples;
+  }
+
  private:
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -148,6 +159,49 @@ class CudaDevice final : public Device {
       samples.push_back(*seconds);
     }
     return samples;
+  }
+
+  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call) override {
+    if (Status s = call(stream_.get()); !s.ok()) return s;
+    const Result<cuda::Event> begin = cuda::Event::make(info_.index), end = cuda::Event::make(info_.index);
+    if (!begin.ok()) return begin.status();
+    if (!end.ok()) return end.status();
+    std::vector<double> samples;
+    for (int n = 0; n < calls; ++n) {
+      if (Status s = stream_.synchronize(); !s.ok()) return s;
+      if (Status s = begin->record(stream_.get()); !s.ok()) return s;
+      if (Status s = call(stream_.get()); !s.ok()) return s;
+      if (Status s = end->record(stream_.get()); !s.ok()) return s;
+      if (Status s = end->synchronize(); !s.ok()) return s;
+      const Result<double> seconds = end->seconds_since(*begin);
+      if (!seconds.ok()) return seconds.status();
+      samples.push_back(*seconds);
+    }
+    return samples;
+  }
+
+  Result<Overheads> overheads(const std::function<Status(void*)>& call) override {
+    constexpr int kRepeats = 20;
+    std::vector<double> host;
+    for (int n = 0; n < kRepeats; ++n) {
+      if (Status s = stream_.synchronize(); !s.ok()) return s;
+      const auto begin = std::chrono::steady_clock::now();
+      if (Status s = call(stream_.get()); !s.ok()) return s;
+      host.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    if (Status s = stream_.synchronize(); !s.ok()) return s;
+    std::nth_element(host.begin(), host.begin() + kRepeats / 2, host.end());
+    const Result<cuda::Graph> graph = cuda::Graph::capture(stream_, [&](cuda::CUstream stream) {
+      for (int n = 0; n < kRepeats; ++n) {
+        if (Status s = call(stream); !s.ok()) return s;
+      }
+      return Status();
+    });
+    if (!graph.ok()) return graph.status();
+    const Result<double> seconds =
+        cuda::time_on_stream(stream_, 3, [&](cuda::CUstream stream) { return graph->launch(stream); });
+    if (!seconds.ok()) return seconds.status();
+    return Overheads{host[kRepeats / 2], *seconds / kRepeats};
   }
 
  private:

@@ -37,6 +37,15 @@ class Device {
   // Seconds of one call, over and over until min_time has passed and there are at least five samples; one call before
   // that is not counted. The call gets the stream to use.
   virtual Result<std::vector<double>> time(double min_time, const std::function<Status(void* stream)>& call) = 0;
+
+  // Seconds of each of so many single calls, launch included: what one call takes, not what many in a row do.
+  virtual Result<std::vector<double>> time_single(int calls, const std::function<Status(void* stream)>& call) = 0;
+  // GPU: seconds that a call keeps the host, and seconds of a call replayed from a graph; nothing on the CPU.
+  struct Overheads {
+    double host = 0;
+    double graph = 0;
+  };
+  virtual Result<Overheads> overheads(const std::function<Status(void* stream)>&) { return Overheads{}; }
 };
 
 // "cpu", "cuda", "cuda:N", and on a GPU the architecture whose code it is to run ("native", "sm_75", ...), which is set

@@ -195,7 +195,7 @@ Timing summarise(std::vector<double> samples) {
   const auto at = [&](double part) {
     return samples[static_cast<std::size_t>(std::lround(part * static_cast<double>(samples.size() - 1)))];
   };
-  return {at(0.5), at(0.95), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
+  return {at(0.5), at(0.95), at(0.99), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
 }
 
 Result<Unit> measure_mma_peak(Device& device, DType dtype, double min_time) {

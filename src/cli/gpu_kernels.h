@@ -12,8 +12,8 @@
 namespace tessera::cli {
 
 struct Timing {
-  double median = 0, p95 = 0;  // seconds
-  double spread = 0;           // (95th - 5th percentile) / median
+  double median = 0, p95 = 0, p99 = 0;  // seconds
+  double spread = 0;                    // (95th - 5th percentile) / median
   int runs = 0;
 };
 Timing summarise(std::vector<double> samples);

@@ -219,6 +219,19 @@ TEST_F(Cli, bench_reports_speed_and_a_measured_ceiling) {
   EXPECT_GT(report["ceilings"]["copy_bytes_per_s"].get<double>(), 0);
 }
 
+TEST_F(Cli, evidence_is_a_checked_result_and_a_hundred_single_calls) {
+  const Answer answer = run("bench --evidence --filter b2_sq128_sk128_h8_d64 --json " + file("bench.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json report = json("bench.json");
+  ASSERT_EQ(report["cases"].size(), 3U);
+  for (const Json& c : report["cases"]) {
+    EXPECT_EQ(c["runs"], 100);
+    EXPECT_GT(c["error_over_allowed"].get<double>(), 0);
+    EXPECT_LE(c["median_s"].get<double>(), c["p95_s"].get<double>());
+    EXPECT_LE(c["p95_s"].get<double>(), c["p99_s"].get<double>());
+  }
+}
+
 TEST_F(Cli, explain_works_for_a_gpu_that_is_not_there) {
   const Answer answer = run("explain --arch cpu,sm_75,sm_90a --json " + file("explain.json"));
   EXPECT_EQ(answer.code, 0) << answer.text;
