@@ -346,6 +346,30 @@ std::vector<Case> hostile() {
   return out;
 }
 
+// For compute-sanitizer, under which a case takes a hundred times as long: each path through the kernels once, small.
+std::vector<Case> sanitize() {
+  std::vector<Case> out;
+  for (AttentionOp op : {kForward, kBackward}) {
+    for (const bool in_order : {false, true}) {
+      if (in_order && op == kForward) continue;
+      const Change mode = in_order ? deterministic() : [](Case&) {};
+      const DType bf16 = DType::kBFloat16;
+      out.push_back(make(op, bf16, {1, 97, 131, 2, 1, 64, 64}, {mode}));
+      out.push_back(make(op, bf16, {1, 131, 97, 2, 2, 80, 80}, {causal(), bottom_right(), dlse(), mode}));
+      out.push_back(make(op, DType::kFloat16, {2, 70, 150, 2, 1, 128, 128}, {window(31, 8), bottom_right(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 65, 1, 1, 256, 256}, {causal(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 70, 2, 1, 40, 64}, {softcap(2), alibi(), bottom_right(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 70, 2, 1, 64, 64}, {layout(Layout::kUnaligned), mode}));
+      out.push_back(make(op, DType::kFloat16, {1, 1, 1, 2, 1, 64, 64},
+                         {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), causal(), bottom_right(), mode}));
+    }
+  }
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128}, {cache_lengths({300, 17})}));
+  out.push_back(
+      make(kDecode, DType::kBFloat16, {2, 2, 100, 4, 2, 64, 64}, {paged(16), causal(), cache_lengths({100, 31})}));
+  return out;
+}
+
 // Too long for the whole oracle: some rows and keys of each head are checked. The first is short enough to try the way
 // itself on a CPU.
 std::vector<Case> long_sequences() {
@@ -432,7 +456,7 @@ std::vector<Case> bench_gpu() {
 }  // namespace
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full",       "hostile",   "long",
+  static const std::vector<std::string> names{"quick", "full",       "hostile",   "sanitize", "long",
                                               "bench", "bench-long", "bench-gpu", "evidence"};
   return names;
 }
@@ -442,6 +466,7 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "quick") all = quick();
   if (name == "full") all = full();
   if (name == "hostile") all = hostile();
+  if (name == "sanitize") all = sanitize();
   if (name == "long") all = long_sequences();
   if (name == "evidence") all = evidence();
   if (name == "bench") all = bench({512, 2048});
