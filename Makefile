@@ -11,7 +11,8 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 LINTED = $(filter-out src/cli/ceiling.cc src/cpu/tile_ops.cc,$(filter src/%.cc cases/%.cc,$(SOURCES)))
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean
+.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
+        browser results screenshots release kernels
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +20,9 @@ help:
 	@echo 'make test          set-up, build, then every gate'
 	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
 	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
+	@echo 'make results       README and docs/speed.svg from what is in results/'
+	@echo 'make release       every gate, every kernel verified on a GPU, then the archive and the wheel in $(BUILD)/dist'
+	@echo 'make browser       Chromium, for the test of the report (skipped where there is none)'
 	@echo 'make format        clang-format over every source'
 	@echo 'single gates:      unit compile-gate asan tsan consumers format-check lint'
 
@@ -39,7 +43,12 @@ demo: build
 # Cheap gates first. Each is a target of its own, so that one can be run alone.
 test: build
 	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers asan tsan
+	@$(MAKE) --no-print-directory kernels
 	@echo 'all gates passed'
+
+# Names the kernels whose code changed since a GPU last verified it.
+kernels: build
+	@$(TESSERA) kernels
 
 unit: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
@@ -73,6 +82,28 @@ $(BUILD)/lint/%.ok: % .clang-tidy
 	@mkdir -p $(@D)
 	@clang-tidy --quiet -p $(BUILD) $< > $@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
+
+browser:
+	@scripts/setup.sh $(BUILD) chromium
+
+results: build
+	@$(TESSERA) report --readme README.md --picture docs/speed.svg
+
+screenshots: build browser
+	@TESSERA_RESULTS=results python3 tests/cli/report_in_browser.py $(TESSERA) docs
+
+VERSION = $(shell sed -n 's/^project(tessera VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+DIST = $(BUILD)/dist
+ARCHIVE = tessera-$(VERSION)-linux-x86_64
+
+release: test
+	@$(TESSERA) kernels --strict
+	@rm -rf $(DIST) && mkdir -p $(DIST)
+	@cmake --install $(BUILD) --prefix $(DIST)/$(ARCHIVE) --strip > /dev/null
+	@cp README.md LICENSE CHANGELOG.md $(DIST)/$(ARCHIVE)/
+	@tar -C $(DIST) -czf $(DIST)/$(ARCHIVE).tar.gz $(ARCHIVE) && rm -r $(DIST)/$(ARCHIVE)
+	@if [ -e pyproject.toml ]; then $(BUILD)/venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) . ; fi
+	@ls -l $(DIST)
 
 bench-cpu: build
 	@$(BUILD)/venv/bin/python -c 'import torch' 2>/dev/null || \

@@ -23,26 +23,27 @@ def verify_summary(report):
             cases[case["name"]] = {"failed": case.get("detail", ""), "error": case.get("error_over_allowed")}
         else:
             cases[case["name"]] = round(case["error_over_allowed"], 4)
-    kept = {key: report[key] for key in ("suite", "device", "arch_code", "seed", "repeat", "passed", "failed", "refused",
+    kept = {key: report[key] for key in ("date", "version", "suite", "device", "arch_code", "seed", "repeat", "passed", "failed", "refused",
                                          "worst_error_over_allowed", "worst_case", "seconds")}
     return kept | {"refusals": reasons, "cases": cases}
 
 
 def dump(value, depth=0):
-    """JSON whose innermost values stand on one line each, so that a diff is of cases and not of files."""
+    """JSON with a line for each case or row, so that a diff is of cases and not of files."""
     pad = " " * (depth + 1)
     if isinstance(value, dict) and value and depth < 4:
         inner = ",\n".join(f"{pad}{json.dumps(key)}: {dump(item, depth + 1)}" for key, item in value.items())
         return "{\n" + inner + "\n" + " " * depth + "}"
     if isinstance(value, list) and value and isinstance(value[0], (dict, list)) and depth < 4:
-        return "[\n" + ",\n".join(pad + dump(item, depth + 1) for item in value) + "\n" + " " * depth + "]"
+        return "[\n" + ",\n".join(pad + json.dumps(item) for item in value) + "\n" + " " * depth + "]"
     return json.dumps(value)
 
 
 def without_paths(value):
     """Folders of the machine that measured are no part of a result."""
     if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items() if key not in ("directory", "path", "library")}
+        dropped = ("directory", "path", "library", "places", "cache")
+        return {key: without_paths(item) for key, item in value.items() if key not in dropped}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     return value

@@ -15,6 +15,7 @@
 #include "cli/device.h"
 #include "cli/gpu_kernels.h"
 #include "cli/gpu_state.h"
+#include "cli/kernel_record.h"
 #include "select/attention.h"
 
 namespace tessera::cli {
@@ -266,8 +267,11 @@ int run(const Options& o) {
 
   const auto begin = Clock::now();
   fmt::print("{}\n", (*device)->name());
-  Json json{
-      {"version", tessera_version()}, {"device", (*device)->name()}, {"arch_code", o.arch_code}, {"suite", suite}};
+  Json json{{"date", today()},
+            {"version", tessera_version()},
+            {"device", (*device)->name()},
+            {"arch_code", o.arch_code},
+            {"suite", suite}};
   Ceilings ceilings;
   KernelBench kernels;
   if (const auto state = gpu_state((*device)->cuda_index()); state) json["gpu_before"] = json_of(*state);

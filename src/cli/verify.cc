@@ -123,7 +123,9 @@ int run(const Options& o) {
     fmt::print("each case {} times: {} gave results that are not bitwise equal\n", o.repeat, differing);
   }
 
-  const Json json{{"suite", o.suite},
+  const Json json{{"date", today()},
+                  {"version", tessera_version()},
+                  {"suite", o.suite},
                   {"device", device},
                   {"arch_code", o.arch_code},
                   {"seed", o.seed},

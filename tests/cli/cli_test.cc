@@ -59,7 +59,7 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 TEST_F(Cli, every_command_has_help_with_examples) {
   const Answer all = run("--help");
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels"}) {
+  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels", "report"}) {
     EXPECT_TRUE(holds(all.text, command));
     const Answer help = run(std::string(command) + " --help");
     EXPECT_EQ(help.code, 0) << command;
@@ -230,6 +230,68 @@ TEST_F(Cli, evidence_is_a_checked_result_and_a_hundred_single_calls) {
     EXPECT_LE(c["median_s"].get<double>(), c["p95_s"].get<double>());
     EXPECT_LE(c["p95_s"].get<double>(), c["p99_s"].get<double>());
   }
+}
+
+Json peers_of_one_cell(double ours, double theirs) {
+  const auto entrant = [](double median) {
+    return Json{{"status", "ok"}, {"median_s", median}, {"error_over_allowed", 0.2}};
+  };
+  Json row{{"op", "forward"}, {"cell", "bf16/<one>"}, {"small", false}, {"dtype", "bf16"},
+           {"batch", 1},      {"seq", 512},           {"heads", 2},     {"dim", 64},
+           {"causal", true},  {"flops", 1e9},         {"bytes", 1e6},   {"unfused_bytes", 2e6}};
+  row["entrants"] = {{"tessera", entrant(ours)}, {"fa2", entrant(theirs)}, {"cudnn", {{"status", "wrong"}}}};
+  return {{"environment", {{"date", "2026-01-02"}, {"gpu", "A & B"}, {"torch", "2.0"}, {"tessera", "0.1.0"}}},
+          {"rows", {row}}};
+}
+
+TEST_F(Cli, report_is_one_page_that_shows_losses_and_asks_for_nothing) {
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(2e-3, 1e-3);
+  const std::string common = "report --results " + file("results") + " --history " + file("history.db");
+  ASSERT_EQ(run(common + " --output " + file("report.html") + " --json " + file("runs.json")).code, 0);
+  EXPECT_EQ(json("runs.json")["new_runs"], 1);
+  std::ifstream in(file("report.html"));
+  const std::string page((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_TRUE(holds(page, "A &amp; B"));
+  EXPECT_TRUE(holds(page, "bf16/&lt;one&gt;"));
+  EXPECT_TRUE(holds(page, "class=\"loss\""));
+  EXPECT_TRUE(holds(page, ">0.50<"));
+  EXPECT_TRUE(holds(page, ">wrong<"));
+  for (const char* never : {"<script", "http:", "https:", "src=", "url("}) EXPECT_FALSE(holds(page, never)) << never;
+
+  // The same file is one run; another one is a second, and the page then has a table over time.
+  run(common + " --output " + file("report.html") + " --json " + file("runs.json"));
+  EXPECT_EQ(json("runs.json")["new_runs"], 0);
+  EXPECT_EQ(json("runs.json")["runs"].size(), 1U);
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(1e-3, 1e-3);
+  run(common + " --output " + file("report.html") + " --json " + file("runs.json"));
+  EXPECT_EQ(json("runs.json")["runs"].size(), 2U);
+  std::ifstream again(file("report.html"));
+  EXPECT_TRUE(holds(std::string((std::istreambuf_iterator<char>(again)), {}), "Over time"));
+}
+
+TEST_F(Cli, tables_in_a_readme_drift_when_results_change) {
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(2e-3, 1e-3);
+  std::ofstream(file("README.md")) << "before\n<!-- made by `tessera report --readme`: do not edit -->\nold\n"
+                                      "<!-- end of what `tessera report` made -->\nafter\n";
+  const std::string command =
+      "report --results " + file("results") + " --readme " + file("README.md") + " --picture " + file("speed.svg");
+  EXPECT_EQ(run(command + " --check").code, 1);
+  EXPECT_EQ(run(command).code, 0);
+  EXPECT_EQ(run(command + " --check").code, 0);
+  std::ifstream in(file("README.md"));
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(text.rfind("before\n", 0), 0U);
+  EXPECT_TRUE(holds(text, "| forward | fa2 | 0.50 | 0.50 |")) << text;
+  EXPECT_FALSE(holds(text, "old"));
+  EXPECT_TRUE(text.ends_with("after\n"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(1e-3, 1e-3);
+  const Answer drifted = run(command + " --check");
+  EXPECT_EQ(drifted.code, 1);
+  EXPECT_TRUE(holds(drifted.text, "README.md is not what the results say")) << drifted.text;
+  EXPECT_TRUE(holds(run("report --readme " + file("results/gpu/peers.json") + " --results " + file("results")).text,
+                    "no part"));
 }
 
 TEST_F(Cli, explain_works_for_a_gpu_that_is_not_there) {
