@@ -22,7 +22,8 @@ struct MmaPeakParams {
 
 constexpr int kMmaPeakThreads = 256;
 constexpr int kMmaPeakChains = 8;  // products in flight in a warp, none waiting for another
+constexpr int kMmaPeakWarps = kMmaPeakThreads / 32;
 // Multiplications and additions of one block's warps in one iteration.
-constexpr double kMmaPeakFlops = 2.0 * 16 * 8 * 16 * kMmaPeakChains * (kMmaPeakThreads / 32);
+constexpr double kMmaPeakFlops = 2.0 * 16 * 8 * 16 * kMmaPeakChains * kMmaPeakWarps;
 
 }  // namespace tessera

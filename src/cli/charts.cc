@@ -217,9 +217,10 @@ std::string picture_of(const std::vector<std::string>& charts, const std::vector
   for (std::size_t n = 0; n < charts.size(); ++n) {
     // Each is an <svg> of its own; placed by giving it a position and a size.
     std::string chart = charts[n];
+    const std::size_t column = n % kAcross, row = n / kAcross;
     const std::string place =
-        fmt::format("<svg x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" ", static_cast<double>(n % kAcross) * kWidth,
-                    26 + static_cast<double>(n / kAcross) * kHeight, kWidth, kHeight);
+        fmt::format("<svg x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" ", static_cast<double>(column) * kWidth,
+                    26 + static_cast<double>(row) * kHeight, kWidth, kHeight);
     chart.replace(0, std::string("<svg class=\"chart\" ").size(), place);
     out += chart;
   }
