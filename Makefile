@@ -92,7 +92,7 @@ results: build
 screenshots: build browser
 	@TESSERA_RESULTS=results python3 tests/cli/report_in_browser.py $(TESSERA) docs
 
-VERSION = $(shell sed -n 's/^project(tessera VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+VERSION = $(shell sed -n 's/^project.tessera VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 DIST = $(BUILD)/dist
 ARCHIVE = tessera-$(VERSION)-linux-x86_64
 
