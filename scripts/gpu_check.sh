@@ -111,6 +111,7 @@ if ! skipped peers; then
 fi
 
 "$python" scripts/collect_results.py "$out" "results/$gpu" && say "results/$gpu is up to date"
+tar -czf "$out/results-$gpu.tgz" "results/$gpu"  # to carry what is to be committed to another machine
 "$tessera" kernels | tee -a "$out/summary.txt"
 say "$((SECONDS - begin)) s in all on $gpu; $([ $bad = 0 ] && echo 'all checks passed' || echo 'SOME CHECKS FAILED')"
 exit $bad
