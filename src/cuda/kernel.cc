@@ -140,4 +140,14 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
                    format("launching {} with a grid of {} x {} x {}", kernel.instance.name, grid.x, grid.y, grid.z));
 }
 
+Status zero(int device, void* data, std::int64_t bytes, CUstream stream) {
+  if (bytes == 0) return {};
+  const auto scope = ContextScope::enter(device);
+  if (!scope.ok()) return scope.status();
+  const Driver& d = **driver();
+  const CUresult result =
+      d.set_words32(reinterpret_cast<CUdeviceptr>(data), 0, static_cast<std::size_t>(bytes) / 4, stream);
+  return status_of(d, result, "zeroing a workspace");
+}
+
 }  // namespace tessera::cuda

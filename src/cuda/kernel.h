@@ -1,6 +1,7 @@
 // A kernel instance on a device: compiled or found (src/jit), loaded once, launched with its Params by value.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -38,6 +39,9 @@ struct Grid {
 
 // params: a copy is taken before it returns.
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream);
+
+// Sets 4-byte words of device memory to 0, on the stream. bytes: a multiple of 4.
+Status zero(int device, void* data, std::int64_t bytes, CUstream stream);
 
 // What an op asks for, before any device is involved. An empty grid (x = 0): nothing is to be done.
 template <class Params>
