@@ -54,7 +54,8 @@ struct Case {
   double unfused_bytes() const;
 };
 
-// "quick", "full", "hostile", "sanitize", "long", "bench" (CPU shapes), "bench-gpu", "bench-long", "evidence". Empty for an unknown name.
+// "quick", "full", "hostile", "sanitize", "long", "bench" (CPU shapes), "bench-gpu", "bench-long", "evidence". Empty
+// for an unknown name.
 std::vector<Case> suite(std::string_view name);
 const std::vector<std::string>& suite_names();
 

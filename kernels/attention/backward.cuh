@@ -220,7 +220,7 @@ struct AttentionBackward {
                                    const Turn& turn_into_operand) {
     Strip x;
     Operand a;
-    rows_by_rows<kType>(x, own, first, 0, start_of(0), recomputed(lane));
+    rows_by_rows<kType, kStrips == 1>(x, own, first, 0, start_of(0), recomputed(lane));
 #pragma unroll 1
     for (int strip = 0; strip + 1 < kStrips; ++strip) {
       turn_into_operand(x, a, strip);
@@ -231,9 +231,6 @@ struct AttentionBackward {
     add_by_columns<kType>(sums, a, second, (kStrips - 1) * kStrip, recomputed(lane));
   }
 
-  struct FromZero {
-    __forceinline__ float operator()(int, int, int) const { return 0; }
-  };
   struct FromMinusColumns {
     float columns[kColumnTiles][2];
     __forceinline__ float operator()(int, int n, int i) const { return -columns[n][i % 2]; }

@@ -122,9 +122,8 @@ struct BackwardDq {
       const int lane = recomputed(this->lane);
       Strip s, ds;
       Operand a;
-      rows_by_rows<kType>(
-          s, queries, tile_k(stage), row, [](int, int, int) { return 0.0f; }, lane);
-      rows_by_rows<kType>(
+      rows_by_rows<kType, false>(s, queries, tile_k(stage), row, FromZero{}, lane);
+      rows_by_rows<kType, false>(
           ds, gradients, tile_v(stage), row, [&](int m, int, int i) { return -delta[m][i / 2]; }, lane);
       differentiate(s, ds, a, first_k + row, masked, scale_log2);
       add_by_columns<kType>(sums, a, tile_k(stage), row, lane);

@@ -16,6 +16,8 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "tile/products.cuh"
+#include "tile/sequence.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace tessera {
@@ -60,55 +62,14 @@ struct AttentionForward {
   }
 
   __forceinline__ void multiply_queries_with_keys() {
-    const int lane = recomputed(this->lane);
-    constexpr int kSteps = config.dim_qk / 16;
-    constexpr float kZeros[4] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, step * 2 + lane / 16);
-      const unsigned from_k = tile_k.address(lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2);
-      unsigned a[kRowTiles][4];
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) load_matrix_x4(a[m], from_q + m * 16 * TileQ::kPitch);
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; n += 2) {
-        unsigned b[4];
-        load_matrix_x4(b, from_k + n * 8 * TileK::kPitch);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          if (step == 0) {
-            mma_k16<kType>(scores[m][n], a[m], b[0], b[1], kZeros);
-            mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3], kZeros);
-          } else {
-            mma_k16<kType>(scores[m][n], a[m], b[0], b[1]);
-            mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3]);
-          }
-        }
-      }
-    }
-    if constexpr (config.dim_qk % 16 != 0) {
-      constexpr int kLastChunk = config.dim_qk / 8 - 1;
-      const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, kLastChunk);
-      const unsigned from_k = tile_k.address(lane % 16, kLastChunk);
-      unsigned a[kRowTiles][2];
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) load_matrix_x2(a[m], from_q + m * 16 * TileQ::kPitch);
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; n += 2) {
-        unsigned b[2];
-        load_matrix_x2(b, from_k + n * 8 * TileK::kPitch);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          if (kSteps == 0) {
-            mma_k8<kType>(scores[m][n], a[m][0], a[m][1], b[0], kZeros);
-            mma_k8<kType>(scores[m][n + 1], a[m][0], a[m][1], b[1], kZeros);
-          } else {
-            mma_k8<kType>(scores[m][n], a[m][0], a[m][1], b[0]);
-            mma_k8<kType>(scores[m][n + 1], a[m][0], a[m][1], b[1]);
-          }
-        }
-      }
-    }
+#if __CUDA_ARCH__ >= 800
+    constexpr bool kInHalves = kRowTiles == 1 && config.dim_v <= 128 && !config.general;  // registers to spare
+#else
+    constexpr bool kInHalves = false;
+#endif
+    unsigned none[1][kRowTiles][4];
+    const RowOperand<TileQ, kRowTiles, 0> queries{tile_q, warp * kRowsPerWarp, none};
+    rows_by_rows<kType, kInHalves>(scores, queries, tile_k, 0, FromZero{}, recomputed(lane));
   }
 
   // Scores in natural units, where more is asked than a positive scale.
@@ -298,33 +259,15 @@ struct AttentionForward {
         }
         const int query = first_q + row;
         if (p.lse && lane % 4 == 0 && query < len_q) {
-          const Index at = batch_row(p.lse_strides.batch, p.cu_seqlens_q, 1) + head * p.lse_strides.head + query;
-          p.lse[at] = sum == 0.0f ? -infinity() : (shift_of(m, half, scale_log2) + fast_log2(sum)) * kLn2;
+          p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, batch, head) + query] =
+              sum == 0.0f ? -infinity() : (shift_of(m, half, scale_log2) + fast_log2(sum)) * kLn2;
         }
       }
     }
     __syncwarp();
-    Bits16* out = static_cast<Bits16*>(p.o) + batch_row(p.o_strides.batch, p.cu_seqlens_q, p.o_strides.seq) +
-                  head * p.o_strides.head;
-#pragma unroll 4
-    for (int index = lane; index < kRowsPerWarp * TileO::kChunks; index += 32) {
-      const int row = warp * kRowsPerWarp + index / TileO::kChunks;
-      const int chunk = index % TileO::kChunks;
-      if (first_q + row >= len_q) continue;
-      const Words4 words = load_shared_16(tile_o.address(row, chunk));
-      Bits16* to = out + (first_q + row) * p.o_strides.seq + chunk * 8;
-      if constexpr (config.vector == 8) {
-        store_16(to, words);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) to[i] = static_cast<Bits16>(words.word[i / 2] >> (i % 2 * 16));
-      }
-    }
-  }
-
-  // Offset of this sequence's row 0.
-  __forceinline__ Index batch_row(Index batch_stride, const int* cu_seqlens, Index seq_stride) const {
-    return cu_seqlens ? cu_seqlens[batch] * seq_stride : batch * batch_stride;
+    store_rows<config.vector, kRowsPerWarp>(tile_o, warp * kRowsPerWarp,
+                                            rows_of(p.o, p.o_strides, p.cu_seqlens_q, batch, head), p.o_strides.seq,
+                                            first_q, len_q, lane);
   }
 
   __forceinline__ void run() {
@@ -332,8 +275,8 @@ struct AttentionForward {
     const unsigned block = blockIdx.x / p.q_tiles;
     head = block % p.heads_q;
     batch = block / p.heads_q;
-    len_q = p.cu_seqlens_q ? p.cu_seqlens_q[batch + 1] - p.cu_seqlens_q[batch] : p.seq_q;
-    len_k = p.cu_seqlens_k ? p.cu_seqlens_k[batch + 1] - p.cu_seqlens_k[batch] : p.seq_k;
+    len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
+    len_k = length_of(p.cu_seqlens_k, batch, p.seq_k);
     first_q = (p.q_tiles - 1 - blockIdx.x % p.q_tiles) * config.block_q;
     if (first_q >= len_q) return;
     lane = threadIdx.x % 32;
@@ -354,12 +297,9 @@ struct AttentionForward {
     const int first_tile = seen_begin / config.block_k;
     const int last_tile = seen_end > seen_begin ? (seen_end - 1) / config.block_k : first_tile - 1;
 
-    const Bits16* q = static_cast<const Bits16*>(p.q) + batch_row(p.q_strides.batch, p.cu_seqlens_q, p.q_strides.seq) +
-                      head * p.q_strides.head;
-    const Bits16* k = static_cast<const Bits16*>(p.k) + batch_row(p.k_strides.batch, p.cu_seqlens_k, p.k_strides.seq) +
-                      head / p.group * p.k_strides.head;
-    const Bits16* v = static_cast<const Bits16*>(p.v) + batch_row(p.v_strides.batch, p.cu_seqlens_k, p.v_strides.seq) +
-                      head / p.group * p.v_strides.head;
+    const Bits16* q = rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head);
+    const Bits16* k = rows_of(p.k, p.k_strides, p.cu_seqlens_k, batch, head / p.group);
+    const Bits16* v = rows_of(p.v, p.v_strides, p.cu_seqlens_k, batch, head / p.group);
 
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {

@@ -54,11 +54,15 @@ struct RowOperand {
   }
 };
 
-// One step of 16 of the depth of X = start + A B^T. start(m, n, i): what a lane's value starts from. b_row: B's first
-// row, a multiple of 8.
+struct FromZero {
+  __forceinline__ float operator()(int, int, int) const { return 0; }
+};
+
+// One step of 16 of the depth of X = start + A B^T. start(m, n, i): what a lane's value starts from, in the first step.
+// b_row: B's first row, a multiple of 8.
 template <DType dtype, int row_tiles, int column_tiles, class Rows, class TileB, class Start>
 __forceinline__ void rows_by_rows_step(float (&x)[row_tiles][column_tiles][4], const Rows& rows, const TileB& tile_b,
-                                       int b_row, int step, const Start& start, int lane) {
+                                       int b_row, int step, bool is_first, const Start& start, int lane) {
   unsigned a[row_tiles][4];
   rows.get(a, step, lane);
   const bool whole = step < TileB::kDim / 16;
@@ -81,7 +85,7 @@ __forceinline__ void rows_by_rows_step(float (&x)[row_tiles][column_tiles][4], c
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float(&d)[4] = x[m][n + j];
-        if (step == 0) {
+        if (is_first) {
           const float c[4] = {start(m, n + j, 0), start(m, n + j, 1), start(m, n + j, 2), start(m, n + j, 3)};
           whole ? mma_k16<dtype>(d, a[m], b[j][0], b[j][1], c) : mma_k8<dtype>(d, a[m][0], a[m][1], b[j][0], c);
         } else {
@@ -119,12 +123,30 @@ __forceinline__ void add_by_columns_step(float (&c)[row_tiles][room][4], const u
   }
 }
 
-template <DType dtype, int row_tiles, int column_tiles, class Rows, class TileB, class Start>
+// in_halves: two sums over half the depth each. Tensor cores cut sums off instead of rounding them, so that a long sum
+// of one sign falls short of fp32's; halves halve that.
+template <DType dtype, bool in_halves, int row_tiles, int column_tiles, class Rows, class TileB, class Start>
 __forceinline__ void rows_by_rows(float (&x)[row_tiles][column_tiles][4], const Rows& rows, const TileB& tile_b,
                                   int b_row, const Start& start, int lane) {
+  constexpr int kHalf = in_halves ? (Rows::kSteps + 1) / 2 : Rows::kSteps;
 #pragma unroll
-  for (int step = 0; step < Rows::kSteps; ++step) {
-    rows_by_rows_step<dtype>(x, rows, tile_b, b_row, step, start, lane);
+  for (int step = 0; step < kHalf; ++step) {
+    rows_by_rows_step<dtype>(x, rows, tile_b, b_row, step, step == 0, start, lane);
+  }
+  if constexpr (kHalf < Rows::kSteps) {
+    float rest[row_tiles][column_tiles][4];
+#pragma unroll
+    for (int step = kHalf; step < Rows::kSteps; ++step) {
+      rows_by_rows_step<dtype>(rest, rows, tile_b, b_row, step, step == kHalf, FromZero{}, lane);
+    }
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < column_tiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] += rest[m][n][i];
+      }
+    }
   }
 }
 
@@ -146,7 +168,7 @@ __forceinline__ void both_products(float (&x)[row_tiles][column_tiles][4], const
   constexpr int kColumnSteps = (TileC::kChunks + 1) / 2;
 #pragma unroll
   for (int step = 0; step < Rows::kSteps || step < kColumnSteps; ++step) {
-    if (step < Rows::kSteps) rows_by_rows_step<dtype>(x, rows, tile_b, b_row, step, start, lane);
+    if (step < Rows::kSteps) rows_by_rows_step<dtype>(x, rows, tile_b, b_row, step, step == 0, start, lane);
     if (step < kColumnSteps) add_by_columns_step<dtype>(c, a, tile_c, c_row, step, lane);
   }
 }

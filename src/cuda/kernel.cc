@@ -147,7 +147,7 @@ Status zero(int device, void* data, std::int64_t bytes, CUstream stream) {
   const Driver& d = **driver();
   const CUresult result =
       d.set_words32(reinterpret_cast<CUdeviceptr>(data), 0, static_cast<std::size_t>(bytes) / 4, stream);
-  return status_of(d, result, "zeroing a workspace");
+  return result == kCudaSuccess ? Status() : status_of(d, result, "zeroing a workspace");
 }
 
 }  // namespace tessera::cuda

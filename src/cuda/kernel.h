@@ -43,19 +43,24 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
 // Sets 4-byte words of device memory to 0, on the stream. bytes: a multiple of 4.
 Status zero(int device, void* data, std::int64_t bytes, CUstream stream);
 
-// What an op asks for, before any device is involved. An empty grid (x = 0): nothing is to be done.
+// What an op asks of a kernel, before any device is involved. An empty grid (x = 0): nothing is to be done.
 template <class Params>
-struct KernelLaunch {
+struct Work {
   static_assert(std::is_trivially_copyable_v<Params>);
-  jit::KernelInstance instance;
   Params params;
   Grid grid;
 };
 
 template <class Params>
-Status launch(const Kernel& kernel, const KernelLaunch<Params>& what, CUstream stream) {
-  if (what.grid.x == 0) return {};
-  return launch(kernel, what.grid, &what.params, stream);
+Status launch(const Kernel& kernel, const Work<Params>& work, CUstream stream) {
+  if (work.grid.x == 0) return {};
+  return launch(kernel, work.grid, &work.params, stream);
 }
+
+// The same with the kernel to load for it.
+template <class Params>
+struct KernelLaunch : Work<Params> {
+  jit::KernelInstance instance;
+};
 
 }  // namespace tessera::cuda

@@ -154,8 +154,7 @@ Status enqueue_backward(const std::vector<const cuda::Kernel*>& kernels, const A
   preprocess.d_lse = args.d_lse;
   preprocess.delta = delta;
   preprocess.lse_log2 = lse_log2;
-  preprocess.one_by_one = !p.vectors;
-  const auto first = preprocess_launch(preprocess);
+  const auto first = preprocess_work(preprocess, select::preprocess_config(p.dtype, p.vectors ? 8 : 1));
   if (!first.ok()) return first.status();
   if (Status s = cuda::launch(*kernels[0], *first, stream); !s.ok()) return s;
 

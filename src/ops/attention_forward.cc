@@ -4,12 +4,11 @@
 
 #include "ops/band.h"
 #include "ops/extents.h"
-#include "select/kernels.h"
 
 namespace tessera {
 
-Result<cuda::KernelLaunch<AttentionForwardParams>> forward_launch(const AttentionArgs& args,
-                                                                  const AttentionForwardConfig& config) {
+Result<cuda::Work<AttentionForwardParams>> forward_work(const AttentionArgs& args,
+                                                        const AttentionForwardConfig& config) {
   const AttentionProblem& p = args.problem;
   const std::int64_t q_tiles = ceil_div(p.seq_q, config.block_q);
   if (saturating_product(q_tiles, p.batch, p.heads_q) > INT_MAX) {
@@ -39,13 +38,13 @@ Result<cuda::KernelLaunch<AttentionForwardParams>> forward_launch(const Attentio
   params.scale = p.scale;
   params.softcap = p.softcap;
   const cuda::Grid grid{static_cast<unsigned>(q_tiles * p.batch * p.heads_q), 1, 1};
-  return cuda::KernelLaunch<AttentionForwardParams>{select::instance_of(config), params, grid};
+  return cuda::Work<AttentionForwardParams>{params, grid};
 }
 
 Status enqueue_forward(const cuda::Kernel& kernel, const AttentionArgs& args, const AttentionForwardConfig& config,
                        cuda::CUstream stream) {
-  const auto what = forward_launch(args, config);
-  return what.ok() ? cuda::launch(kernel, *what, stream) : what.status();
+  const auto work = forward_work(args, config);
+  return work.ok() ? cuda::launch(kernel, *work, stream) : work.status();
 }
 
 }  // namespace tessera

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-// Pure: the launch that computes `args` with this Config. TESSERA_UNSUPPORTED where one grid cannot cover it.
-Result<cuda::KernelLaunch<AttentionForwardParams>> forward_launch(const AttentionArgs& args,
-                                                                  const AttentionForwardConfig& config);
+// Pure: what computes `args` with this Config. TESSERA_UNSUPPORTED where one grid cannot cover it.
+Result<cuda::Work<AttentionForwardParams>> forward_work(const AttentionArgs& args,
+                                                        const AttentionForwardConfig& config);
 
 // kernel: loaded from the Config's instance.
 Status enqueue_forward(const cuda::Kernel& kernel, const AttentionArgs& args, const AttentionForwardConfig& config,

@@ -59,7 +59,7 @@ Result<cuda::KernelLaunch<SplitCombineParams>> combine_launch(const CombineArgs&
   params.split_groups = static_cast<unsigned>(split_groups());
   params.rows_per_block = static_cast<unsigned>(rows_per_block);
   const cuda::Grid grid{static_cast<unsigned>(blocks), static_cast<unsigned>(chunks), 1};
-  return cuda::KernelLaunch<SplitCombineParams>{select::instance_of(config), params, grid};
+  return cuda::KernelLaunch<SplitCombineParams>{{params, grid}, select::instance_of(config)};
 }
 
 Status split_combine(int device, const CombineArgs& args, cuda::CUstream stream) {

@@ -10,6 +10,16 @@
 namespace tessera {
 
 Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const PreprocessArgs& args) {
+  const bool wide = args.head_dim % 8 == 0 && allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 8) &&
+                    allows_vectors(args.d_o, args.batch, args.seq, args.heads, 2, 8);
+  const BackwardPreprocessConfig config = select::preprocess_config(args.dtype, wide ? 8 : 1);
+  const auto work = preprocess_work(args, config);
+  if (!work.ok()) return work.status();
+  return cuda::KernelLaunch<BackwardPreprocessParams>{*work, select::instance_of(config)};
+}
+
+Result<cuda::Work<BackwardPreprocessParams>> preprocess_work(const PreprocessArgs& args,
+                                                             const BackwardPreprocessConfig& config) {
   if (args.dtype != DType::kFloat16 && args.dtype != DType::kBFloat16) {
     return Status(TESSERA_UNSUPPORTED, format("backward_preprocess takes fp16 and bf16, not {}", name_of(args.dtype)));
   }
@@ -17,10 +27,6 @@ Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const Pre
     return Status(TESSERA_INVALID_ARGUMENT, format("backward_preprocess: batch {}, seq {}, heads {}, head dim {}",
                                                    args.batch, args.seq, args.heads, args.head_dim));
   }
-  const bool wide = !args.one_by_one && args.head_dim % 8 == 0 &&
-                    allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 8) &&
-                    allows_vectors(args.d_o, args.batch, args.seq, args.heads, 2, 8);
-  const BackwardPreprocessConfig config = select::preprocess_config(args.dtype, wide ? 8 : 1);
   const std::int64_t vectors = args.head_dim / config.vector;
   const int lanes = static_cast<int>(std::min<std::int64_t>(vectors, 32));
   const std::int64_t rows = preprocess_rows_per_block(config, lanes);
@@ -49,7 +55,7 @@ Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const Pre
   params.vectors = static_cast<unsigned>(vectors);
   params.lanes_per_row = static_cast<unsigned>(lanes);
   const cuda::Grid grid{static_cast<unsigned>(blocks), 1, 1};
-  return cuda::KernelLaunch<BackwardPreprocessParams>{select::instance_of(config), params, grid};
+  return cuda::Work<BackwardPreprocessParams>{params, grid};
 }
 
 Status backward_preprocess(int device, const PreprocessArgs& args, cuda::CUstream stream) {

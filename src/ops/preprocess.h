@@ -20,10 +20,12 @@ struct PreprocessArgs {
   RowView d_lse;              // read, may be null
   RowView delta;              // written: sum dO * O - dLSE; 0 where LSE is -inf
   RowView lse_log2;           // written: LSE * log2(e); +inf where LSE is -inf
-  bool one_by_one = false;    // even where rows could be read 16 bytes at a time
 };
 
-// Pure: which instance, with which arguments.
+// Pure: what computes `args` with this Config, whose dtype is the arguments' and whose vectors their rows allow.
+Result<cuda::Work<BackwardPreprocessParams>> preprocess_work(const PreprocessArgs& args,
+                                                             const BackwardPreprocessConfig& config);
+// The same with the Config that suits them best, and its instance.
 Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const PreprocessArgs& args);
 
 // Loads the kernel where this device has not, and enqueues it.

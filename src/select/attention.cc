@@ -7,6 +7,7 @@
 #include "cpu/attention.h"
 #include "ops/attention_backward.h"
 #include "ops/band.h"
+#include "ops/extents.h"
 #include "ops/format.h"
 
 namespace tessera::select {
@@ -86,20 +87,26 @@ std::optional<std::string> backward_refuses(const AttentionProblem& p, const Dev
 }
 
 std::vector<Candidate> backward_offers(const AttentionProblem& p, const Device& device) {
-  const BackwardConfigs configs =
-      backward_configs(device.compute, p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
-                       p.vectors ? 8 : 1, is_banded(p), is_general(p), p.deterministic);
-  const auto workspace = backward_workspace(p, configs);
-  if (!workspace.ok()) return {};
-  Candidate candidate;
-  candidate.kernel = "attention_backward";
-  candidate.config = instance_of(configs.main).config;
-  candidate.workspace = *workspace;
-  candidate.score = 1;
-  candidate.why = p.deterministic ? "dK and dV, then " + instance_of(configs.dq).config + " for dQ: no atomics"
-                                  : "dQ added up in fp32 by atomics";
-  candidate.backward = configs;
-  return {candidate};
+  constexpr double kSmallTileRate = 0.5;  // of the large one's, about: it is for few queries
+  std::vector<Candidate> candidates;
+  for (const BackwardConfigs& configs :
+       backward_configs(device.compute, p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
+                        p.vectors ? 8 : 1, is_banded(p), is_general(p), p.deterministic)) {
+    const auto workspace = backward_workspace(p, configs);
+    if (!workspace.ok()) continue;
+    const double rows = static_cast<double>(ceil_div(p.seq_q, configs.main.block_q) * configs.main.block_q);
+    Candidate candidate;
+    candidate.kernel = "attention_backward";
+    candidate.config = instance_of(configs.main).config;
+    candidate.workspace = *workspace;
+    candidate.score = (candidates.empty() ? 1.0 : kSmallTileRate) / std::max(rows, 1.0);
+    candidate.why = format("computes {:.3g} rows a head; {}", rows,
+                           p.deterministic ? "dQ by " + instance_of(configs.dq).config + ", no atomics"
+                                           : std::string("dQ added up in fp32 by atomics"));
+    candidate.backward = configs;
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
 }
 
 constexpr Implementation kImplementations[] = {

@@ -43,39 +43,42 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
   return configs;
 }
 
-BackwardConfigs backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded, bool general,
-                                 bool deterministic) {
-  const BackwardTile tile = backward_tile(compute, dim_qk, dim_v, banded, general);
+std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
+                                              bool general, bool deterministic) {
   const BackwardDqTile dq = backward_dq_tile(compute, dim_qk, dim_v, general);
   // Without 16-byte copies, what is on its way is in registers, and must not stay there long.
   const bool staged = vector == 1;
-  BackwardConfigs configs = {};
-  configs.main = {.dtype = dtype,
+  std::vector<BackwardConfigs> list;
+  for (const BackwardTile& tile :
+       {backward_tile(compute, dim_qk, dim_v, banded, general), small_backward_tile(compute, dim_qk, dim_v)}) {
+    BackwardConfigs& configs = list.emplace_back();
+    configs.main = {.dtype = dtype,
+                    .dim_qk = dim_qk,
+                    .dim_v = dim_v,
+                    .block_q = tile.block_q,
+                    .block_k = tile.block_k,
+                    .warps = tile.warps,
+                    .stages = staged ? 1 : tile.stages,
+                    .kept_steps = staged ? 0 : tile.kept_steps,
+                    .adds_dq = !deterministic,
+                    .dq_unroll = tile.dq_unroll,
+                    .blocks_per_sm = staged ? 1 : tile.blocks_per_sm,
+                    .vector = vector,
+                    .banded = banded,
+                    .general = general};
+    configs.dq = {.dtype = dtype,
                   .dim_qk = dim_qk,
                   .dim_v = dim_v,
-                  .block_q = tile.block_q,
-                  .block_k = tile.block_k,
-                  .warps = tile.warps,
-                  .stages = staged ? 1 : tile.stages,
-                  .kept_steps = staged ? 0 : tile.kept_steps,
-                  .adds_dq = !deterministic,
-                  .dq_unroll = tile.dq_unroll,
-                  .blocks_per_sm = staged ? 1 : tile.blocks_per_sm,
+                  .block_q = dq.block_q,
+                  .block_k = dq.block_k,
+                  .warps = dq.warps,
+                  .stages = staged ? 1 : dq.stages,
+                  .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
                   .vector = vector,
                   .banded = banded,
                   .general = general};
-  configs.dq = {.dtype = dtype,
-                .dim_qk = dim_qk,
-                .dim_v = dim_v,
-                .block_q = dq.block_q,
-                .block_k = dq.block_k,
-                .warps = dq.warps,
-                .stages = staged ? 1 : dq.stages,
-                .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
-                .vector = vector,
-                .banded = banded,
-                .general = general};
-  return configs;
+  }
+  return list;
 }
 
 jit::KernelInstance instance_of(const AttentionBackwardConfig& config) {
@@ -166,9 +169,10 @@ void add_backward(std::vector<jit::KernelInstance>& list, int compute, DType dty
   const auto configs = [&](bool deterministic) {
     return backward_configs(compute, dtype, dim_qk, dim_v, vector, variant.banded, variant.general, deterministic);
   };
-  list.push_back(instance_of(configs(false).main));
-  list.push_back(instance_of(configs(true).main));
-  list.push_back(instance_of(configs(true).dq));
+  list.push_back(instance_of(configs(false).front().main));
+  list.push_back(instance_of(configs(true).front().main));
+  list.push_back(instance_of(configs(true).front().dq));
+  if (variant.general) list.push_back(instance_of(configs(false).back().main));
 }
 
 }  // namespace

@@ -36,8 +36,9 @@ struct BackwardConfigs {
   AttentionBackwardConfig main;
   BackwardDqConfig dq;  // where main does not add dQ up itself
 };
-BackwardConfigs backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded, bool general,
-                                 bool deterministic);
+// The large tile first, then one for few queries.
+std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
+                                              bool general, bool deterministic);
 
 jit::KernelInstance instance_of(const AttentionBackwardConfig& config);
 jit::KernelInstance instance_of(const AttentionForwardConfig& config);
