@@ -4,6 +4,7 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 TESSERA = $(BUILD)/bin/tessera
 NVRTC = $(wildcard $(abspath $(BUILD))/venv/lib/python3*/site-packages/nvidia/cu*/lib)
+PYTHON = $(BUILD)/venv/bin/python
 ARCHS = sm_75,sm_80,sm_86,sm_89,sm_90a
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
@@ -11,7 +12,8 @@ SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h'
 LINTED = $(filter-out src/cli/ceiling.cc src/cpu/tile_ops.cc,$(filter src/%.cc cases/%.cc,$(SOURCES)))
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean
+.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
+        wheel python-test
 .DEFAULT_GOAL := help
 
 help:
@@ -19,8 +21,9 @@ help:
 	@echo 'make test          set-up, build, then every gate'
 	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
 	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
+	@echo 'make wheel         the Python package, in $(BUILD)/dist/'
 	@echo 'make format        clang-format over every source'
-	@echo 'single gates:      unit compile-gate asan tsan consumers format-check lint'
+	@echo 'single gates:      unit compile-gate asan tsan consumers python-test format-check lint'
 
 setup:
 	@scripts/setup.sh $(BUILD)
@@ -38,7 +41,7 @@ demo: build
 
 # Cheap gates first. Each is a target of its own, so that one can be run alone.
 test: build
-	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers asan tsan
+	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers python-test asan tsan
 	@echo 'all gates passed'
 
 unit: build
@@ -74,10 +77,23 @@ $(BUILD)/lint/%.ok: % .clang-tidy
 	@clang-tidy --quiet -p $(BUILD) $< > $@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
 
-bench-cpu: build
-	@$(BUILD)/venv/bin/python -c 'import torch' 2>/dev/null || \
-	  $(BUILD)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
-	@$(BUILD)/venv/bin/python bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so
+# PyTorch and what the Python tests need, in the build's venv.
+$(BUILD)/venv/.python: tests/python/requirements.txt | setup
+	@echo 'setup: $(BUILD)/venv, from $<'
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+wheel: $(BUILD)/venv/.python
+	@rm -rf $(BUILD)/dist
+	@CMAKE_CXX_COMPILER_LAUNCHER=$(shell command -v ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip wheel \
+	  --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir $(BUILD)/dist .
+
+python-test: wheel
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(BUILD)/dist/*.whl
+	@$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
+
+bench-cpu: build $(BUILD)/venv/.python
+	@$(PYTHON) bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so
 
 clean:
 	rm -rf $(BUILD)
