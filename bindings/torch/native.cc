@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -88,6 +89,8 @@ struct Names {
   PyObject* is_meta;
   PyObject* get_device;
   PyObject* new_empty;
+  PyObject* new_zeros;
+  PyObject* new_full;
   PyObject* requires_grad;
 };
 Names names;
@@ -210,8 +213,10 @@ bool read_optional(PyObject* object, const char* name, Data data, View* view, co
 
 std::int64_t dim(const tessera_tensor& t, int i) { return i < t.ndim ? t.shape[i] : 0; }
 
+enum class Fill { kNone, kZero, kMinusInfinity };
+
 // A new tensor beside `like`, row-major.
-Ref allocate(PyObject* like, PyObject* dtype, const std::int64_t* shape, int dims, View* view) {
+Ref allocate(PyObject* like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view) {
   const Ref size(PyTuple_New(dims));
   if (!size) return {};
   for (int i = 0; i < dims; ++i) {
@@ -219,12 +224,15 @@ Ref allocate(PyObject* like, PyObject* dtype, const std::int64_t* shape, int dim
     if (number == nullptr) return {};
     PyTuple_SetItem(size.get(), i, number);
   }
+  PyObject* name = fill == Fill::kNone ? names.new_empty : fill == Fill::kZero ? names.new_zeros : names.new_full;
   Ref made;
   if (dtype == nullptr) {
-    made = Ref(PyObject_CallMethodObjArgs(like, names.new_empty, size.get(), nullptr));
+    made = Ref(PyObject_CallMethodObjArgs(like, name, size.get(), nullptr));
   } else {
-    const Ref method(PyObject_GetAttr(like, names.new_empty));
-    const Ref args(PyTuple_Pack(1, size.get()));
+    const Ref method(PyObject_GetAttr(like, name));
+    const Ref value(fill == Fill::kMinusInfinity ? PyFloat_FromDouble(-std::numeric_limits<double>::infinity())
+                                                 : nullptr);
+    const Ref args(value ? PyTuple_Pack(2, size.get(), value.get()) : PyTuple_Pack(1, size.get()));
     const Ref keywords(PyDict_New());
     if (!method || !args || !keywords || PyDict_SetItem(keywords.get(), names.dtype, dtype) != 0) return {};
     made = Ref(PyObject_Call(method.get(), args.get(), keywords.get()));
@@ -232,6 +240,9 @@ Ref allocate(PyObject* like, PyObject* dtype, const std::int64_t* shape, int dim
   if (!made || !read(made.get(), "output", Data::kNeeded, view)) return {};
   return made;
 }
+
+// Kernels leave rows past the last packed sequence alone; a caller must not find garbage there.
+Fill rows_of(const tessera_attention& args) { return args.cu_seqlens_q != nullptr ? Fill::kZero : Fill::kNone; }
 
 // ---- Plans ----
 // A plan holds what a problem's first call worked out (the check, the choice, the compiled kernel, the workspace), so
@@ -388,7 +399,7 @@ bool run(tessera_attention_op op, const tessera_attention& args, PyObject* q) {
     workspace = small_scratch();
   } else if (bytes > 0) {
     const auto size = static_cast<std::int64_t>(bytes);
-    scratch = allocate(q, torch.uint8, &size, 1, &scratch_view);
+    scratch = allocate(q, torch.uint8, &size, 1, Fill::kNone, &scratch_view);
     if (!scratch) return false;
     workspace = scratch_view.tensor.data;
   }
@@ -471,12 +482,13 @@ struct Outputs {
     std::int64_t shape[4];
     for (int i = 0; i < dims; ++i) shape[i] = t.shape[i];
     shape[dims - 1] = value.ndim > 0 ? value.shape[value.ndim - 1] : 0;
-    out = allocate(q, nullptr, shape, dims, &out_view);
+    out = allocate(q, nullptr, shape, dims, rows_of(in->args), &out_view);
     if (!out) return false;
     in->args.out = &out_view.tensor;
     if (!with_lse) return true;
     const std::int64_t lse_shape[] = {shape[0], shape[dims - 2], shape[dims - 3]};
-    lse = allocate(q, torch.float32, dims == 4 ? lse_shape : lse_shape + 1, dims - 1, &lse_view);
+    const Fill fill = rows_of(in->args) == Fill::kNone ? Fill::kNone : Fill::kMinusInfinity;
+    lse = allocate(q, torch.float32, dims == 4 ? lse_shape : lse_shape + 1, dims - 1, fill, &lse_view);
     in->args.lse = &lse_view.tensor;
     return static_cast<bool>(lse);
   }
@@ -530,11 +542,12 @@ PyObject* backward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   in.args.out = &out.tensor;
   in.args.lse = &lse.tensor;
   in.args.dout = &dout.tensor;
-  const Ref dq_tensor = allocate(values[0], nullptr, in.q.tensor.shape, in.q.tensor.ndim, &dq);
+  const Fill fill = rows_of(in.args);
+  const Ref dq_tensor = allocate(values[0], nullptr, in.q.tensor.shape, in.q.tensor.ndim, fill, &dq);
   if (!dq_tensor) return nullptr;
-  const Ref dk_tensor = allocate(values[1], nullptr, in.k.tensor.shape, in.k.tensor.ndim, &dk);
+  const Ref dk_tensor = allocate(values[1], nullptr, in.k.tensor.shape, in.k.tensor.ndim, fill, &dk);
   if (!dk_tensor) return nullptr;
-  const Ref dv_tensor = allocate(values[2], nullptr, in.v.tensor.shape, in.v.tensor.ndim, &dv);
+  const Ref dv_tensor = allocate(values[2], nullptr, in.v.tensor.shape, in.v.tensor.ndim, fill, &dv);
   if (!dv_tensor) return nullptr;
   in.args.dq = &dq.tensor;
   in.args.dk = &dk.tensor;
@@ -706,11 +719,10 @@ PyMODINIT_FUNC PyInit__native() {
     const char* text;
     PyObject** slot;
   } interned[] = {
-      {"data_ptr", &names.data_ptr},   {"shape", &names.shape},
-      {"stride", &names.stride},       {"dtype", &names.dtype},
-      {"is_cpu", &names.is_cpu},       {"is_cuda", &names.is_cuda},
-      {"is_meta", &names.is_meta},     {"get_device", &names.get_device},
-      {"new_empty", &names.new_empty}, {"requires_grad", &names.requires_grad},
+      {"data_ptr", &names.data_ptr},   {"shape", &names.shape},           {"stride", &names.stride},
+      {"dtype", &names.dtype},         {"is_cpu", &names.is_cpu},         {"is_cuda", &names.is_cuda},
+      {"is_meta", &names.is_meta},     {"get_device", &names.get_device}, {"new_empty", &names.new_empty},
+      {"new_zeros", &names.new_zeros}, {"new_full", &names.new_full},     {"requires_grad", &names.requires_grad},
   };
   for (const auto& [text, slot] : interned) {
     *slot = PyUnicode_InternFromString(text);

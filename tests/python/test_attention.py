@@ -168,6 +168,19 @@ def test_packed_sequences(device, dtype):
             assert_accurate(*three, name)
 
 
+def test_rows_past_the_last_packed_sequence_are_zero(device, dtype):
+    """The kernels do not touch them, so whatever the allocator had there would come back."""
+    cu = torch.tensor([0, 5, 9], dtype=torch.int32, device=device)
+    for _ in range(3):
+        junk = [torch.full((40, 4, 64), torch.inf, device=device, dtype=dtype) for _ in range(8)]
+        inputs = tensors(*[(40, 4, 64)] * 3, device=device, dtype=dtype, grad=True)
+        dout = torch.randn_like(inputs[0])
+        del junk
+        out, lse = tessera.attention(*inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, return_lse=True)
+        grads = torch.autograd.grad(out, inputs, dout)
+        assert all((t[9:] == 0).all() for t in (out, *grads)) and (lse[:, 9:] == -torch.inf).all()
+
+
 def test_packed_sequences_of_other_lengths_follow_each_other():
     """Lengths on the CPU belong to the problem: a longer batch after a shorter one must not reuse its plan."""
     for lengths in ([2, 2, 60], [60, 2, 2], [1, 1, 62], [64, 0, 0]):

@@ -1,0 +1,301 @@
+"""Hugging Face models with random weights on Tessera, beside eager attention and SDPA."""
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import tessera  # noqa: E402
+import tessera.transformers  # noqa: E402
+
+tessera.transformers.register()
+
+SMALL = dict(vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2, max_position_embeddings=256)
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL, num_attention_heads=8, num_key_value_heads=2)
+    ),
+    "phi": lambda: transformers.PhiForCausalLM(
+        transformers.PhiConfig(**SMALL | dict(hidden_size=160), num_attention_heads=2, partial_rotary_factor=0.4)
+    ),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            **SMALL, num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=8,
+            max_window_layers=1,
+        )
+    ),  # fmt: skip
+    "gemma2": lambda: transformers.Gemma2ForCausalLM(
+        transformers.Gemma2Config(
+            **SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=8,
+            attn_logit_softcapping=5.0, query_pre_attn_scalar=32,
+        )
+    ),  # fmt: skip
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=101, n_embd=64, n_layer=2, n_head=4, n_positions=256, attn_pdrop=0.0, embd_pdrop=0.0,
+            resid_pdrop=0.0,
+        )
+    ),  # fmt: skip
+    "gpt_oss": lambda: transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
+            **SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=2,
+            num_experts_per_tok=1, sliding_window=8, layer_types=["sliding_attention", "full_attention"],
+        )
+    ),  # fmt: skip
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    torch.manual_seed(1)
+    made = MODELS[request.param]().eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "sinks" in name:
+                parameter.normal_()
+            elif parameter.dim() > 1:
+                parameter.mul_(4)  # attention that matters, and tokens that do not tie
+    made.generation_config.pad_token_id = 0
+    made.generation_config.eos_token_id = None
+    return made
+
+
+def tokens(batch=3, length=21):
+    return torch.randint(1, 101, (batch, length))
+
+
+def padding(batch=3, length=21, side="left"):
+    mask = torch.ones(batch, length, dtype=torch.long)
+    for row, missing in enumerate((0, 5, 13)[:batch]):
+        if missing:
+            mask[row, slice(0, missing) if side == "left" else slice(-missing, None)] = 0
+    return mask
+
+
+def logits_and_gradients(model, implementation, ids, mask, **rest):
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    logits = model(ids, attention_mask=mask, use_cache=False, **rest).logits
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    logits[real].square().mean().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach()[real], grads
+
+
+def assert_same(got, want, tolerance=2e-4):
+    for a, b in zip((got[0], *got[1].values()), (want[0], *want[1].values())):
+        assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+    assert got[1].keys() == want[1].keys()
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_logits_and_gradients_match_eager(model, side):
+    ids = tokens()
+    mask = padding(side=side) if side else None
+    got = logits_and_gradients(model, "tessera", ids, mask)
+    assert_same(got, logits_and_gradients(model, "eager", ids, mask))
+
+
+def reference_of(model):
+    """SDPA where the model has it; Gemma2's softcap and GPT-OSS's sinks need eager."""
+    return "sdpa" if model.config.model_type not in ("gemma2", "gpt_oss") else "eager"
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_generated_tokens_equal_sdpas(model, cache, padded):
+    ids = tokens()
+    mask = padding() if padded else torch.ones_like(ids)
+    results = []
+    for implementation in ("tessera", reference_of(model)):
+        model.set_attn_implementation(implementation)
+        results.append(
+            model.generate(
+                ids, attention_mask=mask, max_new_tokens=16, do_sample=False, cache_implementation=cache,
+                output_logits=True, return_dict_in_generate=True,
+            )
+        )  # fmt: skip
+    got, want = results
+    assert torch.equal(got.sequences, want.sequences)
+    # Tokens may repeat; the numbers behind them do not.
+    for a, b in zip(got.logits, want.logits):
+        assert (a - b).abs().max() < 1e-4 * max(1.0, b.abs().max().item())
+
+
+def test_a_cache_is_continued_in_pieces(model):
+    """Several new tokens against a cache that already holds some."""
+    ids = tokens(batch=1, length=24)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        want = model(ids).logits[:, 14:]
+        model.set_attn_implementation("tessera")
+        cache = transformers.DynamicCache(config=model.config)
+        model(ids[:, :14], past_key_values=cache)
+        pieces = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((14, 15), (15, 20), (20, 24))]
+    assert (torch.cat(pieces, dim=1) - want).abs().max() < 1e-4 * max(1.0, want.abs().max().item())
+
+
+def packed_example():
+    lengths = (5, 11, 1, 7)
+    ids = tokens(1, sum(lengths))
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    return ids, positions, lengths
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "gemma2"])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_packed_sequences_do_not_see_each_other(name, explicit):
+    model = MODELS[name]().eval()
+    ids, positions, lengths = packed_example()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        want = torch.cat([model(part).logits for part in ids.split(lengths, dim=1)], dim=1)
+        model.set_attn_implementation("tessera")
+        rest = {}
+        if explicit:
+            cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+            rest = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=11, max_length_k=11)
+        got = model(ids, position_ids=positions, use_cache=False, **rest).logits
+    assert (got - want).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_compiles_into_one_graph(name, padded):
+    torch._dynamo.reset()
+    model = MODELS[name]()
+    model.set_attn_implementation("tessera")
+    ids, mask = tokens(), padding() if padded else None
+    want = logits_and_gradients(model, "tessera", ids, mask)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model.zero_grad()
+    logits = compiled(ids, attention_mask=mask, use_cache=False).logits
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    logits[real].square().mean().backward()
+    grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    assert_same((logits.detach()[real], grads), want)
+
+
+def test_a_compiled_model_refuses_what_only_position_ids_say():
+    torch._dynamo.reset()
+    model = MODELS["llama"]()
+    model.set_attn_implementation("tessera")
+    ids, positions, _ = packed_example()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="cu_seq_lens_q"), torch.no_grad():
+        compiled(ids, position_ids=positions, use_cache=False)
+
+
+def test_a_static_cache_decodes_in_a_compiled_model():
+    torch._dynamo.reset()
+    model = MODELS["llama"]().eval()
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
+    results = []
+    for compiled in (False, True):
+        model.set_attn_implementation("tessera")
+        cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+        step = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        torch.manual_seed(3)
+        ids = tokens(2, 9)
+        out = []
+        with torch.no_grad():
+            logits = model(ids, past_key_values=cache).logits
+            for _ in range(4):
+                ids = logits[:, -1:].argmax(-1)
+                logits = step(ids, past_key_values=cache).logits
+                out.append(logits)
+        results.append(torch.cat(out))
+    assert (results[0] - results[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "phi"])
+def test_gradient_checkpointing_changes_nothing(name):
+    model = MODELS[name]().train()
+    ids, mask = tokens(), padding(side="right")
+    want = logits_and_gradients(model, "tessera", ids, mask)
+    model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    assert_same(logits_and_gradients(model, "tessera", ids, mask), want, 1e-6)
+
+
+def test_an_encoder_with_padding():
+    config = transformers.BertConfig(
+        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    ids, mask = tokens(), padding(side="right")
+    outputs = []
+    for implementation in ("eager", "tessera"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-5
+
+
+def test_from_config_takes_the_implementation():
+    config = transformers.LlamaConfig(**SMALL, num_attention_heads=8, num_key_value_heads=2)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="tessera")
+    assert model.config._attn_implementation == "tessera"
+    assert tessera.transformers.report(model) == 2
+
+
+def test_report_says_what_each_layer_runs_on(capsys):
+    model = MODELS["llama"]()
+    model.set_attn_implementation("tessera")
+    assert tessera.transformers.report(model) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "model.layers.0.self_attn: 8 heads, 2 kv heads, head dim 8, GQA, kernel cpu_attention"
+    assert lines[-1] == "2 of 2 attention layers run on tessera"
+    model.set_attn_implementation("sdpa")
+    assert tessera.transformers.report(model) == 0
+    assert "not on tessera (sdpa)" in capsys.readouterr().out
+
+
+def test_what_is_not_served_raises():
+    dropping = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=101))
+    dropping.set_attn_implementation("tessera")
+    with pytest.raises(tessera.Error, match="attn_pdrop"):
+        dropping.train()(tokens())
+    model = MODELS["llama"]()
+    model.set_attn_implementation("tessera")
+    dense = torch.zeros(3, 1, 21, 21)
+    with pytest.raises(tessera.Error, match="2-D padding mask"):
+        model(tokens(), attention_mask=dense)
+    from transformers.masking_utils import create_causal_mask
+
+    embeds = torch.zeros(3, 21, 64)
+    blocks = torch.zeros(3, 21, dtype=torch.long)
+    with pytest.raises(tessera.Error, match="pattern of its own"):
+        create_causal_mask(model.config, embeds, None, None, block_sequence_ids=blocks)
+    with pytest.raises(tessera.Error, match="pattern of its own"):
+        create_causal_mask(model.config, embeds, None, None, and_mask_function=lambda b, h, q, k: q > 0)
+
+
+TEXT = """In the beginning was the tile, and the tile was small enough to keep. Rows of scores came and went, and each row
+remembered two numbers: the largest score that it had seen and the sum of what it had weighed. When a larger score came,
+the sum was scaled, and so was the answer so far. Nobody ever saw the whole matrix, and nobody missed it."""
+
+
+def test_a_phi_shaped_models_loss_falls():
+    """Head dim 80, partial rotary embedding, characters of a short text, 50 steps."""
+    torch.manual_seed(0)
+    letters = sorted(set(TEXT))
+    ids = torch.tensor([letters.index(c) for c in TEXT])
+    config = transformers.PhiConfig(
+        vocab_size=len(letters), hidden_size=160, intermediate_size=320, num_hidden_layers=2, num_attention_heads=2,
+        partial_rotary_factor=0.4, max_position_embeddings=128, attn_implementation="tessera", embd_pdrop=0.0,
+        resid_pdrop=0.0,
+    )  # fmt: skip
+    model = transformers.PhiForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(50):
+        starts = torch.randint(0, len(ids) - 65, (8,))
+        batch = torch.stack([ids[s : s + 64] for s in starts])
+        loss = model(batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
+    assert last < 0.6 * first, (first, last)
