@@ -1,5 +1,3 @@
-import functools
-
 import torch
 from torch import are_deterministic_algorithms_enabled
 from torch.compiler import is_compiling
@@ -65,14 +63,14 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
     flags = 0
     if causal:
         flags = _ops.CAUSAL
-        if causal is not True:
+        if isinstance(causal, str):
             if alignment is not None and alignment != causal:
                 raise Error(f"causal is {causal!r}, but alignment is {alignment!r}; give one of them")
             alignment = causal
     try:
         align = _ALIGNMENTS[alignment]
     except (KeyError, TypeError):
-        name = "alignment" if not causal or causal is True else "causal"
+        name = "causal" if isinstance(causal, str) else "alignment"
         accepted = "True, " if name == "causal" else ""
         raise Error(f"{name} is {alignment!r}; {accepted}'top_left', 'bottom_right' and None are accepted") from None
     if deterministic:
@@ -90,12 +88,16 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
     return float(scale), float(softcap or 0.0), flags, align, left, right, max_seqlen_q or 0, max_seqlen_k or 0
 
 
-_cached_options = functools.lru_cache(maxsize=1024)(_options)
+_seen = {}  # arguments -> _options(*arguments): a look-up costs a tenth of working them out
 
 
-def _known_options(*given):
+def _known_options(given):
     try:
-        return _cached_options(*given)
+        return _seen[given]
+    except KeyError:
+        if len(_seen) >= 1024:
+            _seen.clear()
+        return _seen.setdefault(given, _options(*given))
     except TypeError:  # a list is no key
         return _options(*given)
 
@@ -141,17 +143,21 @@ def attention(
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
     mode = _DISPATCHED if is_compiling() else _native.mode(q, k, v)
     if mode == _PLAIN:
-        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(*given), return_lse)
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given), return_lse)
+
+    if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
+        raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
+    if mode == _GRADIENTS:
+        out, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given))
+        return (out, lse) if return_lse else out
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k, *(_options if is_compiling() else _known_options)(*given))
-    if mode != _PLAIN + _AUTOCAST and isinstance(alibi, torch.Tensor) and alibi.requires_grad:
-        raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
-    if mode & _GRADIENTS:
+    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k, *_options(*given))
+    if mode == _GRADIENTS + _AUTOCAST:
         out, lse = _Attention.apply(*inputs)
-    elif mode & _PLAIN:
+    elif mode == _PLAIN + _AUTOCAST:
         out, lse = _native.forward(*inputs, True)
     elif not is_compiling() and torch._C._are_functorch_transforms_active():
         out, lse = _Functional.apply(*inputs)

@@ -17,18 +17,21 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
         )
     if dropout_p != 0.0:
         raise Error(f"dropout_p is {dropout_p}; only 0 is served", "unsupported")
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, torch.Tensor):
-            raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-        if tensor.dim() not in (3, 4) or tensor.dim() != query.dim():
-            raise Error(f"{name} has {tensor.dim()} dims; 4 are accepted, [B, H, S, D], or 3 for all three")
-    if query.dim() == 3:
-        out = sdpa(query[None], key[None], value[None], None, 0.0, is_causal, scale, enable_gqa)
-        return out[0]
-    if not enable_gqa and query.shape[1] != key.shape[1]:
-        raise Error(
-            f"query has {query.shape[1]} heads and key has {key.shape[1]}; enable_gqa=True lets queries share them"
-        )
+    try:
+        dims = query.dim()
+        served = dims == key.dim() == value.dim() and dims in (3, 4)
+    except AttributeError:
+        served = False
+    if not served:
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(tensor, torch.Tensor):
+                raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
+        given = ", ".join(str(t.dim()) for t in (query, key, value))
+        raise Error(f"query, key and value have {given} dims; 4 are accepted, [B, H, S, D], or 3 for all three")
+    if dims == 3:
+        return sdpa(query[None], key[None], value[None], None, 0.0, is_causal, scale, enable_gqa)[0]
+    if not enable_gqa and query.size(1) != key.size(1):
+        raise Error(f"query has {query.size(1)} heads and key has {key.size(1)}; enable_gqa=True lets queries share them")
     out = attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
