@@ -21,20 +21,25 @@ NAME = "tessera"
 
 
 def register(name=NAME):
-    """Makes attn_implementation=name known to transformers (4.57 and up)."""
+    """Makes attn_implementation=name known to transformers, version 5 and up."""
     try:
+        import transformers
         from transformers import AttentionInterface
         from transformers.masking_utils import AttentionMaskInterface
     except ImportError as missing:
-        raise Error(f"transformers 4.57 or newer is needed: {missing}", "unsupported") from None
+        raise Error(f"transformers 5 or newer is needed: {missing}", "unsupported") from None
+    if int(transformers.__version__.split(".")[0]) < 5:
+        raise Error(f"transformers is {transformers.__version__}; 5 or newer is needed", "unsupported")
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, segments)
 
 
 # ---- Masks ----
 # Transformers asks for a mask once a forward pass and hands it to every layer. Ours is None where causal (or nothing)
-# says it all; else int32 [B, 1, 2, max(Sq, Sk)], the sequence that each query (row 0) and each key (row 1) belongs to,
-# -1 for padding and for the unused part of a static cache. It takes memory linear in the length.
+# says it all. Else it is int32 and linear in the length: [B, 1, 2, max(Sq, Sk)] for a causal pass, the sequence that each
+# key (row 0) and each query (row 1) belongs to, -1 for padding and for the unused part of a static cache; or
+# [B, 1, 1, Sk] where every query sees all keys that are not padding; or, in a graph, [1, 1, 3, 1], which says whether a
+# causal pass is packed, a thing that cannot be asked while tracing.
 
 
 def segments(
@@ -45,7 +50,6 @@ def segments(
     kv_offset=0,
     mask_function=None,
     attention_mask=None,
-    cache_position=None,
     device=None,
     use_vmap=False,
     **kwargs,
@@ -58,8 +62,6 @@ def segments(
             "unsupported",
         )
     causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* say that
-    if cache_position is not None:  # transformers before 5
-        q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
     if attention_mask is not None:
         device = attention_mask.device
         padded = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -70,7 +72,7 @@ def segments(
     if not causal:
         if attention_mask is None or (not is_compiling() and bool(seen.all())):
             return None
-        return _mask(torch.zeros(batch_size, q_length, dtype=torch.int32, device=device), seen.int() - 1)
+        return _mask(seen.int() - 1)
 
     first = q_offset - kv_offset  # where query 0 stands among the keys
     static = isinstance(first, torch.Tensor)
@@ -80,13 +82,13 @@ def segments(
     if attention_mask is None and not static and first == 0 and q_length == kv_length > 1:
         packed = _packed(mask_function, batch_size, q_length, device)
     if packed is not None:
-        return _mask(packed, packed)
+        return packed
     if not static and first + q_length == kv_length:
         if attention_mask is None or (not is_compiling() and bool(seen.all())):
             return None
     keys = torch.where(seen & (torch.arange(kv_length, device=device) < first + q_length), 0, -1).int()
     at = torch.arange(q_length, device=device) + first
-    return _mask(keys[:, at], keys)
+    return _mask(keys, keys[:, at])
 
 
 def _served(mask_function, config):
@@ -111,7 +113,7 @@ def _served(mask_function, config):
 
 
 def _packed(mask_function, batch, rows, device):
-    """int32 [B, S], the sequence of each token, where position ids start over inside a row; else None.
+    """The mask where position ids start over inside a row; else None.
 
     Transformers folds that into the mask function; tokens belong together where one sees the one before it.
     """
@@ -123,29 +125,30 @@ def _packed(mask_function, batch, rows, device):
     i = torch.arange(1, rows, device=device)[None, :]
     together = mask_function(b, b.new_zeros(()), i, i - 1).expand(batch, rows - 1)
     if is_compiling():
-        # How many sequences there are is not known while tracing, and a graph cannot ask.
-        torch._assert_async(
-            together.all(),
-            "tessera: sequences packed by position ids alone are not served in a compiled model; "
-            "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k",
-        )
-        return None
+        return (~together.all()).int().expand(1, 1, 3, 1)
     if bool(together.all()):
         return None
-    return torch.nn.functional.pad((~together).cumsum(1), (1, 0)).int()
+    ids = torch.nn.functional.pad((~together).cumsum(1), (1, 0))
+    return _mask(ids, ids)
 
 
-def _mask(queries, keys):
-    width = max(queries.shape[1], keys.shape[1])
-    rows = (torch.nn.functional.pad(t, (0, width - t.shape[1]), value=-1) for t in (queries, keys))
-    return torch.stack(tuple(rows), dim=1).int()[:, None]
+def _mask(*rows):
+    width = max(row.shape[1] for row in rows)
+    padded = [torch.nn.functional.pad(row, (0, width - row.shape[1]), value=-1) for row in rows]
+    return torch.stack(padded, dim=1).int()[:, None]
+
+
+def _sequences(mask, rows, keys):
+    """int32 [B, Sq] and [B, Sk]: the sequence of each query and key."""
+    of_keys = mask[:, 0, 0, :keys]
+    return (mask[:, 0, 1, :rows] if mask.shape[2] == 2 else of_keys.new_zeros(of_keys.shape[0], rows)), of_keys
 
 
 class _Packing:
     """How the rows of a padded batch move into packed sequences and back, made once a mask."""
 
     def __init__(self, mask, rows, keys):
-        queries, keys = mask[:, 0, 0, :rows], mask[:, 0, 1, :keys]
+        queries, keys = _sequences(mask, rows, keys)
         self.prefix = None
         if bool((queries == 0).all()):
             lengths = (keys == 0).sum(1)
@@ -214,7 +217,16 @@ def forward(
         half = getattr(module.config, "dtype", None)
         if half in (torch.float16, torch.bfloat16):
             q, k, v = q.to(half), k.to(half), v.to(half)
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None:
+        if attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] > 3:
+            raise Error(
+                f"attention_mask is {list(attention_mask.shape)} of {attention_mask.dtype}; a 2-D padding mask is "
+                "served, and none that says for each query which keys it sees",
+                "unsupported",
+            )
+        causal = attention_mask.shape[2] > 1
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     masks = dict(
         causal="bottom_right" if causal else None,
         alignment="bottom_right",
@@ -233,15 +245,15 @@ def forward(
             q[0], k[0], v[0], cu_seqlens_q=cu_seq_lens_q, cu_seqlens_k=cu_seq_lens_k,
             max_seqlen_q=max_length_q, max_seqlen_k=max_length_k, **masks,
         )  # fmt: skip
-        out = _with_sinks(out, s_aux, packed=True)[None]
-    elif attention_mask is None:
+        out = _with_sinks(out, s_aux)[None]
+    elif attention_mask is None or attention_mask.shape[2] == 3:
+        if attention_mask is not None:
+            torch._assert_async(
+                (attention_mask == 0).all(),
+                "tessera: sequences packed by position ids alone are not served in a compiled model; "
+                "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k",
+            )
         out = _with_sinks(attention(q, k, v, **masks), s_aux)
-    elif attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] != 2:
-        raise Error(
-            f"attention_mask is {list(attention_mask.shape)} of {attention_mask.dtype}; a 2-D padding mask is served, "
-            "and none that says for each query which keys it sees",
-            "unsupported",
-        )
     elif is_compiling():
         out = _masked_in_a_graph(q, k, v, attention_mask, masks, s_aux)
     else:
@@ -262,27 +274,27 @@ def _masked(q, k, v, mask, masks, sinks):
         cu_seqlens_q=packing.cu_q, cu_seqlens_k=packing.cu_k,
         max_seqlen_q=packing.max_q, max_seqlen_k=packing.max_k, **masks,
     )  # fmt: skip
-    out = _with_sinks(out, sinks, packed=True)
+    out = _with_sinks(out, sinks)
     whole = out.new_zeros(q.shape[0] * q.shape[1], *out.shape[1:])
     return whole.index_copy(0, packing.queries, out).view(*q.shape[:2], *out.shape[1:])
 
 
 def _masked_in_a_graph(q, k, v, mask, masks, sinks):
     """The same with shapes that do not depend on the mask's contents: real rows are sorted to the front."""
-    real_q, real_k = (mask[:, 0, row, :length] >= 0 for row, length in ((0, q.shape[1]), (1, k.shape[1])))
+    real_q, real_k = (ids >= 0 for ids in _sequences(mask, q.shape[1], k.shape[1]))
     order_q, order_k = (torch.argsort(~real.flatten(), stable=True) for real in (real_q, real_k))
     cu_q, cu_k = (torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int() for real in (real_q, real_k))
     out = attention(
         _packed_rows(q, order_q), _packed_rows(k, order_k), _packed_rows(v, order_k),
         cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1], **masks,
     )  # fmt: skip
-    out = _with_sinks(out, sinks, packed=True)
+    out = _with_sinks(out, sinks)
     whole = torch.zeros_like(out).index_copy(0, order_q, out).view(*q.shape[:2], *out.shape[1:])
     # Rows that belong to no sequence were never written.
     return torch.where(real_q[:, :, None, None], whole, 0)
 
 
-def _with_sinks(result, sinks, packed=False):
+def _with_sinks(result, sinks):
     """A sink is one more logit of each head that takes weight and gives nothing."""
     if sinks is None:
         return result

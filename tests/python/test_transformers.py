@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.0")
 
 import tessera  # noqa: E402
 import tessera.transformers  # noqa: E402
@@ -180,10 +180,15 @@ def test_a_compiled_model_refuses_what_only_position_ids_say():
     torch._dynamo.reset()
     model = MODELS["llama"]()
     model.set_attn_implementation("tessera")
-    ids, positions, _ = packed_example()
+    ids, positions, lengths = packed_example()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match="cu_seq_lens_q"), torch.no_grad():
         compiled(ids, position_ids=positions, use_cache=False)
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    packing = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=11, max_length_k=11)
+    with torch.no_grad():
+        got = compiled(ids, position_ids=positions, use_cache=False, **packing).logits
+        assert (got - model(ids, position_ids=positions, use_cache=False).logits).abs().max() < 1e-5
 
 
 def test_a_static_cache_decodes_in_a_compiled_model():
@@ -251,6 +256,18 @@ def test_report_says_what_each_layer_runs_on(capsys):
     assert "not on tessera (sdpa)" in capsys.readouterr().out
 
 
+def test_the_mask_says_whether_a_pass_is_causal():
+    """Some models pass is_causal=False as soon as there is a mask."""
+    q, k, v = (torch.randn(2, 4, 6, 16) for _ in range(3))
+    module = torch.nn.Module()
+    mask = tessera.transformers.segments(2, 6, 6, attention_mask=torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]]))
+    out, _ = tessera.transformers.forward(module, q, k, v, mask, is_causal=False)
+    want = tessera.sdpa(q[:1], k[:1], v[:1], is_causal=True).transpose(1, 2)
+    assert (out[:1] - want).abs().max() < 1e-6
+    want = tessera.sdpa(*(t[1:, :, 2:] for t in (q, k, v)), is_causal=True).transpose(1, 2)
+    assert (out[1:, 2:] - want).abs().max() < 1e-6 and (out[1, :2] == 0).all()
+
+
 def test_what_is_not_served_raises():
     dropping = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=101))
     dropping.set_attn_implementation("tessera")
@@ -276,20 +293,22 @@ remembered two numbers: the largest score that it had seen and the sum of what i
 the sum was scaled, and so was the answer so far. Nobody ever saw the whole matrix, and nobody missed it."""
 
 
-def test_a_phi_shaped_models_loss_falls():
-    """Head dim 80, partial rotary embedding, characters of a short text, 50 steps."""
+def trained(kind, steps=50, **rest):
+    """A two-layer model of the kind that learned the text's characters for some steps; it, the losses, the tokens."""
     torch.manual_seed(0)
     letters = sorted(set(TEXT))
     ids = torch.tensor([letters.index(c) for c in TEXT])
-    config = transformers.PhiConfig(
-        vocab_size=len(letters), hidden_size=160, intermediate_size=320, num_hidden_layers=2, num_attention_heads=2,
-        partial_rotary_factor=0.4, max_position_embeddings=128, attn_implementation="tessera", embd_pdrop=0.0,
-        resid_pdrop=0.0,
-    )  # fmt: skip
-    model = transformers.PhiForCausalLM(config).train()
+    shape = dict(vocab_size=len(letters), hidden_size=160, intermediate_size=320, num_hidden_layers=2)
+    shape |= dict(num_attention_heads=2, max_position_embeddings=256, attn_implementation="tessera")
+    if kind == "phi":  # head dim 80, partial rotary embedding
+        config = transformers.PhiConfig(**shape, partial_rotary_factor=0.4, embd_pdrop=0.0, resid_pdrop=0.0)
+        model = transformers.PhiForCausalLM(config).train()
+    else:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_key_value_heads=1)).train()
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
-    for _ in range(50):
+    for _ in range(steps):
         starts = torch.randint(0, len(ids) - 65, (8,))
         batch = torch.stack([ids[s : s + 64] for s in starts])
         loss = model(batch, labels=batch).loss
@@ -297,5 +316,52 @@ def test_a_phi_shaped_models_loss_falls():
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    return model.eval(), losses, ids
+
+
+def test_a_phi_shaped_models_loss_falls():
+    _, losses, _ = trained("phi")
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     assert last < 0.6 * first, (first, last)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ["llama", "phi"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generated_tokens_equal_sdpas_on_a_gpu(kind, cache):
+    """A model that has learned something, so that no two tokens are as likely within bf16's rounding."""
+    model, _, ids = trained(kind, steps=150)
+    model = model.to("cuda", torch.bfloat16)
+    prompts = torch.stack([ids[s : s + 40] for s in (0, 60, 120)]).cuda()
+    mask = torch.ones_like(prompts)
+    mask[1, :9] = 0
+    results = []
+    for implementation in ("tessera", "sdpa"):
+        model.set_attn_implementation(implementation)
+        options = dict(max_new_tokens=24, do_sample=False, cache_implementation=cache, disable_compile=True)
+        results.append(model.generate(prompts, attention_mask=mask, **options))
+    assert torch.equal(*results)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ["llama", "phi"])
+def test_training_on_a_gpu_matches_sdpa(kind):
+    model, _, ids = trained(kind, steps=0)
+    model = model.to("cuda", torch.bfloat16)
+    model.gradient_checkpointing_enable(dict(use_reentrant=False))
+    batch = torch.stack([ids[s : s + 200] for s in (0, 50, 90)]).cuda()
+    mask = torch.ones_like(batch)
+    mask[2, 120:] = 0
+    norms = []
+    for implementation in ("tessera", "sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        model.train().zero_grad()
+        labels = batch.masked_fill(mask == 0, -100)
+        loss = model(batch, attention_mask=mask, labels=labels, use_cache=False).loss
+        loss.backward()
+        grads = torch.cat([p.grad.float().flatten() for p in model.parameters()])
+        norms.append((loss.item(), grads))
+    (ours, our_grads), (theirs, their_grads), (plain, plain_grads) = norms
+    assert abs(ours - plain) <= 2 * abs(theirs - plain) + 1e-2
+    distance = lambda a, b: ((a - b).norm() / b.norm()).item()  # noqa: E731
+    assert distance(our_grads, plain_grads) <= 2 * distance(their_grads, plain_grads) + 1e-2
