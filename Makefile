@@ -13,7 +13,7 @@ LINTED = $(filter-out src/cli/ceiling.cc src/cpu/tile_ops.cc,$(filter src/%.cc c
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 .PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
-        wheel python-test
+        wheel python-test python-test-torch
 .DEFAULT_GOAL := help
 
 help:
@@ -91,6 +91,14 @@ wheel: $(BUILD)/venv/.python
 python-test: wheel
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(BUILD)/dist/*.whl
 	@$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
+
+# The same wheel with another PyTorch, e.g. make python-test-torch TORCH=2.9.1. Downloads it, with its CUDA packages.
+python-test-torch: wheel
+	@test -n "$(TORCH)" || { echo 'say which: make python-test-torch TORCH=2.9.1'; exit 1; }
+	@python3 -m venv $(BUILD)/venv-torch-$(TORCH)
+	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) \
+	  $$(grep -v -e '^torch' -e '^#' tests/python/requirements.txt) $(BUILD)/dist/*.whl
+	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pytest -q -p no:cacheprovider tests/python
 
 bench-cpu: build $(BUILD)/venv/.python
 	@$(PYTHON) bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so

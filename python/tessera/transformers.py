@@ -21,15 +21,15 @@ NAME = "tessera"
 
 
 def register(name=NAME):
-    """Makes attn_implementation=name known to transformers, version 5 and up."""
+    """Makes attn_implementation=name known to transformers, version 5.5 and up."""
     try:
         import transformers
         from transformers import AttentionInterface
         from transformers.masking_utils import AttentionMaskInterface
     except ImportError as missing:
-        raise Error(f"transformers 5 or newer is needed: {missing}", "unsupported") from None
-    if int(transformers.__version__.split(".")[0]) < 5:
-        raise Error(f"transformers is {transformers.__version__}; 5 or newer is needed", "unsupported")
+        raise Error(f"transformers 5.5 or newer is needed: {missing}", "unsupported") from None
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 5):
+        raise Error(f"transformers is {transformers.__version__}; 5.5 or newer is needed", "unsupported")
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, segments)
 
@@ -45,7 +45,7 @@ def register(name=NAME):
 def segments(
     batch_size,
     kv_length,
-    q_length=None,
+    q_length,
     q_offset=0,
     kv_offset=0,
     mask_function=None,

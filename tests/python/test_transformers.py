@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", minversion="5.0")
+transformers = pytest.importorskip("transformers", minversion="5.5")
 
 import tessera  # noqa: E402
 import tessera.transformers  # noqa: E402
@@ -278,14 +278,16 @@ def test_what_is_not_served_raises():
     dense = torch.zeros(3, 1, 21, 21)
     with pytest.raises(tessera.Error, match="2-D padding mask"):
         model(tokens(), attention_mask=dense)
-    from transformers.masking_utils import create_causal_mask
+    from transformers.masking_utils import chunked_causal_mask_function, create_causal_mask
 
     embeds = torch.zeros(3, 21, 64)
-    blocks = torch.zeros(3, 21, dtype=torch.long)
     with pytest.raises(tessera.Error, match="pattern of its own"):
-        create_causal_mask(model.config, embeds, None, None, block_sequence_ids=blocks)
+        tessera.transformers.segments(3, 21, 21, mask_function=chunked_causal_mask_function(8, torch.zeros(3)))
     with pytest.raises(tessera.Error, match="pattern of its own"):
-        create_causal_mask(model.config, embeds, None, None, and_mask_function=lambda b, h, q, k: q > 0)
+        create_causal_mask(
+            config=model.config, inputs_embeds=embeds, attention_mask=None, past_key_values=None,
+            and_mask_function=lambda b, h, q, k: q > 0,
+        )  # fmt: skip
 
 
 TEXT = """In the beginning was the tile, and the tile was small enough to keep. Rows of scores came and went, and each row
