@@ -90,7 +90,7 @@ wheel: $(BUILD)/venv/.python
 
 python-test: wheel
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(BUILD)/dist/*.whl
-	@$(PYTHON) -m pytest -q -p no:cacheprovider tests/python
+	@$(PYTHON) -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
 
 # The same wheel with another PyTorch, e.g. make python-test-torch TORCH=2.9.1. Downloads it, with its CUDA packages.
 python-test-torch: wheel
@@ -98,7 +98,7 @@ python-test-torch: wheel
 	@python3 -m venv $(BUILD)/venv-torch-$(TORCH)
 	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) \
 	  $$(grep -v -e '^torch' -e '^#' tests/python/requirements.txt) $(BUILD)/dist/*.whl
-	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pytest -q -p no:cacheprovider tests/python
+	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
 
 bench-cpu: build $(BUILD)/venv/.python
 	@$(PYTHON) bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so
