@@ -13,7 +13,7 @@ LINTED = $(filter-out src/cli/ceiling.cc src/cpu/tile_ops.cc,$(filter src/%.cc c
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 .PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
-        wheel python-test python-test-torch
+        browser results screenshots release kernels wheel python-test python-test-torch
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,9 @@ help:
 	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
 	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
 	@echo 'make wheel         the Python package, in $(BUILD)/dist/'
+	@echo 'make results       README and docs/speed.svg from what is in results/'
+	@echo 'make release       every gate, every kernel verified on a GPU, then the archive and the wheel in $(BUILD)/dist'
+	@echo 'make browser       Chromium, for the test of the report (skipped where there is none)'
 	@echo 'make format        clang-format over every source'
 	@echo 'single gates:      unit compile-gate asan tsan consumers python-test format-check lint'
 
@@ -42,7 +45,12 @@ demo: build
 # Cheap gates first. Each is a target of its own, so that one can be run alone.
 test: build
 	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers python-test asan tsan
+	@$(MAKE) --no-print-directory kernels
 	@echo 'all gates passed'
+
+# Names the kernels whose code changed since a GPU last verified it.
+kernels: build
+	@$(TESSERA) kernels
 
 unit: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
@@ -77,6 +85,27 @@ $(BUILD)/lint/%.ok: % .clang-tidy
 	@clang-tidy --quiet -p $(BUILD) $< > $@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
 
+browser:
+	@scripts/setup.sh $(BUILD) chromium
+
+results: build
+	@$(TESSERA) report --readme README.md --picture docs/speed.svg
+
+screenshots: build browser
+	@TESSERA_RESULTS=results python3 tests/cli/report_in_browser.py $(TESSERA) docs
+
+VERSION = $(shell sed -n 's/^project.tessera VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+DIST = $(BUILD)/dist
+ARCHIVE = tessera-$(VERSION)-linux-x86_64
+
+release: test
+	@$(TESSERA) kernels --strict
+	@rm -rf $(DIST)/tessera-*.tar.gz $(DIST)/$(ARCHIVE) && mkdir -p $(DIST)
+	@cmake --install $(BUILD) --prefix $(DIST)/$(ARCHIVE) --strip > /dev/null
+	@cp README.md LICENSE CHANGELOG.md $(DIST)/$(ARCHIVE)/
+	@tar -C $(DIST) -czf $(DIST)/$(ARCHIVE).tar.gz $(ARCHIVE) && rm -r $(DIST)/$(ARCHIVE)
+	@ls -l $(DIST)
+
 # PyTorch and what the Python tests need, in the build's venv.
 $(BUILD)/venv/.python: tests/python/requirements.txt | setup
 	@echo 'setup: $(BUILD)/venv, from $<'
@@ -84,12 +113,12 @@ $(BUILD)/venv/.python: tests/python/requirements.txt | setup
 	@touch $@
 
 wheel: $(BUILD)/venv/.python
-	@rm -rf $(BUILD)/dist
+	@mkdir -p $(DIST) && rm -f $(DIST)/*.whl
 	@CMAKE_CXX_COMPILER_LAUNCHER=$(shell command -v ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip wheel \
-	  --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir $(BUILD)/dist .
+	  --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir $(DIST) .
 
 python-test: wheel
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(BUILD)/dist/*.whl
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(DIST)/*.whl
 	@$(PYTHON) -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
 
 # The same wheel with another PyTorch, e.g. make python-test-torch TORCH=2.9.1. Downloads it, with its CUDA packages.
@@ -97,7 +126,7 @@ python-test-torch: wheel
 	@test -n "$(TORCH)" || { echo 'say which: make python-test-torch TORCH=2.9.1'; exit 1; }
 	@python3 -m venv $(BUILD)/venv-torch-$(TORCH)
 	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) \
-	  $$(grep -v -e '^torch' -e '^#' tests/python/requirements.txt) $(BUILD)/dist/*.whl
+	  $$(grep -v -e '^torch' -e '^#' tests/python/requirements.txt) $(DIST)/*.whl
 	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
 
 bench-cpu: build $(BUILD)/venv/.python

@@ -29,6 +29,7 @@ enum class Layout : std::uint8_t {
   kCompact,
   kHeadsMajor,  // memory is [B, H, S, D]
   kPadded,      // 8 NaN elements after every head's vector, and some after every row and batch
+  kUnaligned,   // 3 NaN elements after every head's vector: rows start at no multiple of 16 bytes
 };
 
 struct Case {
@@ -40,7 +41,8 @@ struct Case {
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;
-  double floor = 1;  // of the accuracy rule, in epsilons: see oracle::judge
+  std::int64_t sample = 0;  // rows and keys of each head that are checked; 0: all (oracle::Sample)
+  double floor = 1;         // of the accuracy rule, in epsilons: see oracle::judge
 
   // (query, key) pairs that the mask lets through, of one head, summed over the batch.
   std::int64_t visible_pairs() const;
@@ -52,12 +54,17 @@ struct Case {
   double unfused_bytes() const;
 };
 
-// "quick", "full", "hostile", "bench" (CPU shapes), "bench-gpu", "bench-long". Empty for an unknown name.
+// "quick", "full", "hostile", "sanitize", "long", "bench" (CPU shapes), "bench-gpu", "bench-long", "evidence". Empty for an unknown name.
 std::vector<Case> suite(std::string_view name);
 const std::vector<std::string>& suite_names();
 
 // Values from the case's seed, rounded to its type; the same on every platform. Rows that no sequence uses (behind the
 // lengths, unused pages) are NaN.
 oracle::Inputs make_inputs(const Case& c);
+
+// The same without values of q, k, v and d_o: Buffers fills them with repeating random ones, which is what time is
+// measured on. Values for one large case take seconds.
+oracle::Inputs make_shapes(const Case& c);
+std::vector<double> some_values(std::size_t count);
 
 }  // namespace tessera::cases

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cases/cases.h"
+#include "tests/oracle/parallel.h"
 
 namespace tessera::cases {
 namespace {
@@ -36,14 +37,13 @@ struct Stream {
 
 template <class F>
 void fill(HostTensor& t, F value) {  // value(row along S, d, n)
-  std::int64_t n = 0;
-  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
-    for (std::int64_t s = 0; s < t.shape[1]; ++s) {
-      for (std::int64_t h = 0; h < t.shape[2]; ++h) {
-        for (std::int64_t d = 0; d < t.shape[3]; ++d, ++n) t.data[static_cast<std::size_t>(n)] = value(s, d, n);
-      }
+  over_range(t.size(), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      const std::int64_t d = n % t.shape[3];
+      const std::int64_t s = n / (t.shape[3] * t.shape[2]) % t.shape[1];
+      t.data[static_cast<std::size_t>(n)] = value(s, d, n);
     }
-  }
+  });
 }
 
 // q and k such that scale * <q, k> is near +-size. Noise of one part in 128 keeps rows apart.
@@ -97,6 +97,7 @@ void fill_q_and_k(const Case& c, HostTensor& q, HostTensor& k) {
 }
 
 void blank_row(HostTensor& t, std::int64_t batch, std::int64_t row) {
+  if (t.empty()) return;
   const auto first = t.data.begin() + t.offset(batch, row, 0);
   std::fill_n(first, t.shape[2] * t.shape[3], kNan);
 }
@@ -135,9 +136,14 @@ void make_page_table(const Case& c, oracle::Inputs& in) {
   }
 }
 
-}  // namespace
+HostTensor tensor_of(bool with_values, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+  HostTensor t;
+  if (with_values) return {a, b, c, d};
+  t.shape = {a, b, c, d};
+  return t;
+}
 
-oracle::Inputs make_inputs(const Case& c) {
+oracle::Inputs make(const Case& c, bool with_values) {
   const AttentionProblem& p = c.problem;
   oracle::Inputs in;
   in.problem = p;
@@ -145,9 +151,9 @@ oracle::Inputs make_inputs(const Case& c) {
   const std::int64_t rows_q = p.varlen ? p.total_q : p.seq_q;
   const std::int64_t batch_k = p.varlen ? 1 : p.paged ? p.num_pages : p.batch;
   const std::int64_t rows_k = p.varlen ? p.total_k : p.paged ? p.page_size : p.seq_k;
-  in.q = HostTensor(batch_q, rows_q, p.heads_q, p.dim_qk);
-  in.k = HostTensor(batch_k, rows_k, p.heads_kv, p.dim_qk);
-  in.v = HostTensor(batch_k, rows_k, p.heads_kv, p.dim_v);
+  in.q = tensor_of(with_values, batch_q, rows_q, p.heads_q, p.dim_qk);
+  in.k = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_qk);
+  in.v = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_v);
   fill_q_and_k(c, in.q, in.k);
 
   double size_v = 1;
@@ -158,7 +164,7 @@ oracle::Inputs make_inputs(const Case& c) {
 
   if (p.op == AttentionOp::kBackward) {
     const Stream stream_do(c.seed, 3), stream_dlse(c.seed, 4);
-    in.d_o = HostTensor(batch_q, rows_q, p.heads_q, p.dim_v);
+    in.d_o = tensor_of(with_values, batch_q, rows_q, p.heads_q, p.dim_v);
     fill(in.d_o, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_do.normal(n); });
     oracle::round_all(p.dtype, in.d_o);
     if (p.with_dlse) {
@@ -200,6 +206,18 @@ oracle::Inputs make_inputs(const Case& c) {
     }
   }
   return in;
+}
+
+}  // namespace
+
+oracle::Inputs make_inputs(const Case& c) { return make(c, true); }
+oracle::Inputs make_shapes(const Case& c) { return make(c, false); }
+
+std::vector<double> some_values(std::size_t count) {
+  std::vector<double> values(count);
+  const Stream stream(1, 0);
+  for (std::size_t n = 0; n < count; ++n) values[n] = stream.normal(static_cast<std::int64_t>(n));
+  return values;
 }
 
 }  // namespace tessera::cases

@@ -54,6 +54,7 @@ std::string describe(const Case& c) {
   if (p.deterministic) parts.push_back("det");
   if (c.layout == Layout::kHeadsMajor) parts.push_back("heads_major");
   if (c.layout == Layout::kPadded) parts.push_back("padded");
+  if (c.layout == Layout::kUnaligned) parts.push_back("unaligned");
   if (c.distribution != Distribution::kNormal) parts.push_back(name_of(c.distribution));
   return parts.empty() ? text : text + "/" + join(parts, "+");
 }
@@ -118,6 +119,9 @@ Change no_lse() {
 Change layout(Layout l) {
   return [=](Case& c) { c.layout = l; };
 }
+Change deterministic() {
+  return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };
+}
 Change values(Distribution d) {
   return [=](Case& c) { c.distribution = d; };
 }
@@ -178,6 +182,7 @@ void add_options(std::vector<Case>& out, AttentionOp op, DType dtype, const Shap
   add(s, {scale(-0.25F)});
   add(s, {layout(Layout::kHeadsMajor)});
   add(square, {layout(Layout::kPadded), causal()});
+  add(s, {layout(Layout::kUnaligned)});
   add({s.b, s.sq, s.sk, s.hq, s.hq, s.dqk, s.dv}, {});
   add({s.b, s.sq, s.sk, s.hq, 1, s.dqk, s.dv}, {causal(), bottom_right()});
   add({s.b, s.sq, s.sk, s.hq, s.hkv, s.dqk, s.dv + 24}, {causal(), bottom_right()});
@@ -189,10 +194,33 @@ void add_options(std::vector<Case>& out, AttentionOp op, DType dtype, const Shap
   if (op == kBackward) {
     add(s, {dlse()});
     add(tall, {dlse(), causal(), bottom_right()});
-    out.push_back(make(op, dtype, s, {[](Case& c) { c.problem.deterministic = true; }}));
+    add(s, {deterministic()});
   } else {
     add(s, {no_lse(), causal(), bottom_right()});
   }
+}
+
+// The deterministic backward is code of its own: every option once more, two at a time.
+void add_deterministic(std::vector<Case>& out, DType dtype, const Shape& s) {
+  const Shape tall{s.b, s.sk, s.sq, s.hq, s.hkv, s.dqk, s.dv};
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kBackward, dtype, shape, changes));
+    Case& c = out.back();
+    deterministic()(c);
+    c.name = describe(c);
+  };
+  add(s, {causal(), top_left(), dlse()});
+  add(s, {causal(), bottom_right(), layout(Layout::kPadded)});
+  add(tall, {causal(), bottom_right(), dlse()});  // rows that see nothing
+  add(s, {window(31, 8), bottom_right()});
+  add(tall, {window(3, 2), top_left(), layout(Layout::kHeadsMajor)});
+  add(s, {softcap(1.5F), alibi(true), bottom_right(), dlse()});
+  add(s, {scale(-0.25F), layout(Layout::kUnaligned)});
+  add({s.b, s.sq, s.sk, s.hq, 1, s.dqk, s.dv}, {causal(), bottom_right()});
+  add({s.b, s.sq, s.sk, s.hq, s.hq, s.dqk, s.dv + 24}, {});
+  add({s.b, s.sq, s.sk, s.hq, s.hkv, s.dqk + 40, s.dv}, {causal(), bottom_right()});
+  add(s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), causal(), bottom_right()});
+  add(s, {varlen({112, 40, 70}, {40, 112, 70}), window(16, 1), top_left(), alibi(), softcap(3), dlse()});
 }
 
 void add_decode(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv,
@@ -263,6 +291,17 @@ std::vector<Case> full() {
       out.push_back(make(op, dtype, {1, 40, 40, 2, 2, 20, 12}));  // head dims that only the CPU takes
       out.push_back(make(op, dtype, {1, 40, 40, 2, 2, 1, 1}));
     }
+    if (dtype != DType::kFloat32) {  // only the CPU takes fp32, and it is always deterministic
+      for (std::int64_t d : kDims) {
+        out.push_back(make(kBackward, dtype, {2, 97, 131, 4, 2, d, d}, {causal(), bottom_right(), deterministic()}));
+      }
+      for (std::int64_t s : kEdges) {
+        out.push_back(make(kBackward, dtype, {1, s, 193, 2, 1, 80, 80}, {deterministic()}));
+        out.push_back(make(kBackward, dtype, {1, 193, s, 2, 1, 80, 80}, {causal(), bottom_right(), deterministic()}));
+      }
+      add_deterministic(out, dtype, {2, 113, 257, 8, 2, 80, 80});
+      add_deterministic(out, dtype, {1, 130, 190, 6, 3, 128, 128});
+    }
     for (std::int64_t d : kDims) add_decode(out, dtype, 300, 4, 1, d);
     add_decode(out, dtype, 1025, 8, 8, 64);
     add_decode(out, dtype, 2048, 32, 4, 128);
@@ -307,6 +346,50 @@ std::vector<Case> hostile() {
   return out;
 }
 
+// For compute-sanitizer, under which a case takes a hundred times as long: each path through the kernels once, small.
+std::vector<Case> sanitize() {
+  std::vector<Case> out;
+  for (AttentionOp op : {kForward, kBackward}) {
+    for (const bool in_order : {false, true}) {
+      if (in_order && op == kForward) continue;
+      const Change mode = in_order ? deterministic() : [](Case&) {};
+      const DType bf16 = DType::kBFloat16;
+      out.push_back(make(op, bf16, {1, 97, 131, 2, 1, 64, 64}, {mode}));
+      out.push_back(make(op, bf16, {1, 131, 97, 2, 2, 80, 80}, {causal(), bottom_right(), dlse(), mode}));
+      out.push_back(make(op, DType::kFloat16, {2, 70, 150, 2, 1, 128, 128}, {window(31, 8), bottom_right(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 65, 1, 1, 256, 256}, {causal(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 70, 2, 1, 40, 64}, {softcap(2), alibi(), bottom_right(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 70, 2, 1, 64, 64}, {layout(Layout::kUnaligned), mode}));
+      out.push_back(make(op, DType::kFloat16, {1, 1, 1, 2, 1, 64, 64},
+                         {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), causal(), bottom_right(), mode}));
+    }
+  }
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128}, {cache_lengths({300, 17})}));
+  out.push_back(
+      make(kDecode, DType::kBFloat16, {2, 2, 100, 4, 2, 64, 64}, {paged(16), causal(), cache_lengths({100, 31})}));
+  return out;
+}
+
+// Too long for the whole oracle: some rows and keys of each head are checked. The first is short enough to try the way
+// itself on a CPU.
+std::vector<Case> long_sequences() {
+  std::vector<Case> out;
+  const auto add = [&](AttentionOp op, DType dtype, const Shape& s, std::int64_t sample,
+                       std::initializer_list<Change> changes) {
+    out.push_back(make(op, dtype, s, changes));
+    out.back().sample = sample;
+  };
+  for (AttentionOp op : {kForward, kBackward}) {
+    add(op, DType::kBFloat16, {1, 2048, 2048, 2, 1, 80, 80}, 32, {causal(), dlse()});
+    add(op, DType::kBFloat16, {1, 131072, 131072, 2, 1, 80, 80}, 32, {causal()});
+    add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {});
+    add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {causal(), deterministic()});
+    add(op, DType::kBFloat16, {1, 1024, 131072, 4, 2, 128, 128}, 32, {causal(), bottom_right(), dlse()});
+    add(op, DType::kBFloat16, {1, 65536, 131072, 2, 2, 64, 64}, 32, {window(4096, 128), bottom_right(), alibi()});
+  }
+  return out;
+}
+
 // One head less than the machine would like is no shape anyone benchmarks: these are the shapes of the published
 // tables.
 std::vector<Case> bench(std::initializer_list<std::int64_t> lengths) {
@@ -326,6 +409,21 @@ std::vector<Case> bench(std::initializer_list<std::int64_t> lengths) {
       out.push_back(make(kDecode, dtype, {8, 1, s, 8, 8, 64, 64}, {no_lse()}));
       out.push_back(make(kDecode, dtype, {8, 1, s, 32, 8, 128, 128}, {no_lse()}));
     }
+  }
+  return out;
+}
+
+// A model's shapes, each to be run a hundred times and more: LLaMA's heads, with and without groups, and a small one.
+std::vector<Case> evidence() {
+  std::vector<Case> out;
+  for (std::int64_t s : {128, 256, 512, 1024, 2048, 4096}) {
+    for (AttentionOp op : {kForward, kBackward}) {
+      out.push_back(make(op, DType::kBFloat16, {2, s, s, 8, 8, 64, 64}, {causal()}));
+      out.push_back(make(op, DType::kBFloat16, {1, s, s, 32, 8, 128, 128}, {causal()}));
+    }
+    out.push_back(make(kForward, DType::kBFloat16, {1, s, s, 96, 96, 128, 128}, {causal()}));
+    out.push_back(make(kForward, DType::kFloat16, {2, s, s, 8, 8, 64, 64}, {}));
+    for (std::int64_t b : {1, 16}) out.push_back(make(kDecode, DType::kBFloat16, {b, 1, s, 32, 8, 128, 128}));
   }
   return out;
 }
@@ -358,7 +456,8 @@ std::vector<Case> bench_gpu() {
 }  // namespace
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "bench", "bench-long", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full",       "hostile",   "sanitize", "long",
+                                              "bench", "bench-long", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -367,6 +466,9 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "quick") all = quick();
   if (name == "full") all = full();
   if (name == "hostile") all = hostile();
+  if (name == "sanitize") all = sanitize();
+  if (name == "long") all = long_sequences();
+  if (name == "evidence") all = evidence();
   if (name == "bench") all = bench({512, 2048});
   if (name == "bench-long") all = bench({512, 2048, 4096});
   if (name == "bench-gpu") all = bench_gpu();

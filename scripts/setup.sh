@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Brings what a build needs: system packages through apt where missing, and a venv with NVRTC under the build folder.
-# A second run finds everything and does nothing.
+# A second run finds everything and does nothing. scripts/setup.sh [BUILD [PACKAGE...]]: more packages, where asked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}
 
 packages=(
   g++ cmake ninja-build make pkg-config
-  libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libsqlite3-dev libgtest-dev
   clang-format clang-tidy python3 python3-dev python3-venv
+  "${@:2}"
 )
 
 missing=()

@@ -62,6 +62,7 @@ struct AttentionForward {
   __forceinline__ void multiply_queries_with_keys() {
     const int lane = recomputed(this->lane);
     constexpr int kSteps = config.dim_qk / 16;
+    constexpr float kZeros[4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const unsigned from_q = tile_q.address(warp * kRowsPerWarp + lane % 16, step * 2 + lane / 16);
@@ -76,8 +77,8 @@ struct AttentionForward {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           if (step == 0) {
-            mma_k16<kType, true>(scores[m][n], a[m], b[0], b[1]);
-            mma_k16<kType, true>(scores[m][n + 1], a[m], b[2], b[3]);
+            mma_k16<kType>(scores[m][n], a[m], b[0], b[1], kZeros);
+            mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3], kZeros);
           } else {
             mma_k16<kType>(scores[m][n], a[m], b[0], b[1]);
             mma_k16<kType>(scores[m][n + 1], a[m], b[2], b[3]);
@@ -98,8 +99,13 @@ struct AttentionForward {
         load_matrix_x2(b, from_k + n * 8 * TileK::kPitch);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          mma_k8<kType, kSteps == 0>(scores[m][n], a[m][0], a[m][1], b[0]);
-          mma_k8<kType, kSteps == 0>(scores[m][n + 1], a[m][0], a[m][1], b[1]);
+          if (kSteps == 0) {
+            mma_k8<kType>(scores[m][n], a[m][0], a[m][1], b[0], kZeros);
+            mma_k8<kType>(scores[m][n + 1], a[m][0], a[m][1], b[1], kZeros);
+          } else {
+            mma_k8<kType>(scores[m][n], a[m][0], a[m][1], b[0]);
+            mma_k8<kType>(scores[m][n + 1], a[m][0], a[m][1], b[1]);
+          }
         }
       }
     }

@@ -11,10 +11,9 @@
 
 namespace tessera {
 
-// kClear: D = A B, whatever D held.
-template <DType dtype, bool kClear = false>
-__forceinline__ void mma_k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b0) {
-  const float c[4] = {kClear ? 0 : d[0], kClear ? 0 : d[1], kClear ? 0 : d[2], kClear ? 0 : d[3]};
+// D = A B + C.
+template <DType dtype>
+__forceinline__ void mma_k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b0, const float (&c)[4]) {
   if constexpr (dtype == DType::kFloat16) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
@@ -26,10 +25,9 @@ __forceinline__ void mma_k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b0
   }
 }
 
-template <DType dtype, bool kClear = false>
-__forceinline__ void mma_k16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+template <DType dtype>
+__forceinline__ void mma_k16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const float (&c)[4]) {
 #if __CUDA_ARCH__ >= 800
-  const float c[4] = {kClear ? 0 : d[0], kClear ? 0 : d[1], kClear ? 0 : d[2], kClear ? 0 : d[3]};
   if constexpr (dtype == DType::kFloat16) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%10, %11, %12, %13};"
@@ -42,9 +40,19 @@ __forceinline__ void mma_k16(float (&d)[4], const unsigned (&a)[4], unsigned b0,
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
   }
 #else
-  mma_k8<dtype, kClear>(d, a[0], a[1], b0);
-  mma_k8<dtype>(d, a[2], a[3], b1);
+  mma_k8<dtype>(d, a[0], a[1], b0, c);
+  mma_k8<dtype>(d, a[2], a[3], b1, d);
 #endif
+}
+
+// D += A B.
+template <DType dtype>
+__forceinline__ void mma_k8(float (&d)[4], unsigned a0, unsigned a1, unsigned b0) {
+  mma_k8<dtype>(d, a0, a1, b0, d);
+}
+template <DType dtype>
+__forceinline__ void mma_k16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  mma_k16<dtype>(d, a, b0, b1, d);
 }
 
 }  // namespace tessera

@@ -49,6 +49,14 @@ __forceinline__ Words4 load_shared_16(unsigned address) {
                : "memory");
   return v;
 }
+__forceinline__ void load_shared_floats(float (&v)[2], unsigned address) {  // address: a multiple of 8
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(address) : "memory");
+}
+__forceinline__ unsigned load_shared_4(unsigned address) {
+  unsigned v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
 __forceinline__ void store_shared_4(unsigned address, unsigned value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -58,6 +66,10 @@ __forceinline__ void store_shared_4(unsigned address, unsigned value) {
 __forceinline__ void copy_async_16(unsigned destination, const void* source, bool wanted) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                "r"(wanted ? 16 : 0)
+               : "memory");
+}
+__forceinline__ void copy_async_4(unsigned destination, const void* source, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(wanted ? 4 : 0)
                : "memory");
 }
 __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -108,4 +108,45 @@ struct TileLoader {
   }
 };
 
+// One fp32 value of a thread, the same way. What is not wanted comes as 0.
+template <bool async>
+struct ValueLoader {
+  float staged;
+
+  __forceinline__ void begin(unsigned destination, const float* source, bool mine, bool wanted) {
+    if constexpr (async) {
+#if __CUDA_ARCH__ >= 800
+      if (mine) copy_async_4(destination, source, wanted);
+#endif
+    } else {
+      staged = load_read_only(source, mine && wanted);
+    }
+  }
+  __forceinline__ void end(unsigned destination, bool mine) {
+    if constexpr (!async) {
+      if (mine) store_shared_4(destination, bits_from_float(staged));
+    }
+  }
+};
+
+// A warp's rows of a tile, to rows of a [length, dim] matrix in global memory: whole lines at a time.
+template <int vector, int rows, class Tile>
+__forceinline__ void store_rows(const Tile& tile, int first_row, Bits16* out, Index row_stride, int first, int length,
+                                int lane) {
+#pragma unroll 4
+  for (int index = lane; index < rows * Tile::kChunks; index += 32) {
+    const int row = first_row + index / Tile::kChunks;
+    const int chunk = index % Tile::kChunks;
+    if (first + row >= length) continue;
+    const Words4 words = load_shared_16(tile.address(row, chunk));
+    Bits16* to = out + (first + row) * row_stride + chunk * 8;
+    if constexpr (vector == 8) {
+      store_16(to, words);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = static_cast<Bits16>(words.word[i / 2] >> (i % 2 * 16));
+    }
+  }
+}
+
 }  // namespace tessera

@@ -6,12 +6,14 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "api/check.h"
 #include "api/error.h"
 #include "api/tensor.h"
 #include "cpu/attention.h"
-#include "cuda/device.h"
+#include "cuda/code_arch.h"
+#include "ops/attention_backward.h"
 #include "ops/attention_forward.h"
 #include "ops/format.h"
 #include "select/attention.h"
@@ -37,6 +39,7 @@ struct tessera_plan {
   Device device;
   Candidate chosen;
   std::string explanation;
+  std::vector<const tessera::cuda::Kernel*> kernels;  // on a GPU, in the order of their launches
 };
 
 namespace {
@@ -54,11 +57,12 @@ Result<Device> device_at(tessera_device place) {
   if (place.type == TESSERA_CPU) return tessera::select::cpu_device(threads_in_use());
   auto info = tessera::cuda::device(place.index);
   if (!info.ok()) return info.status();
+  const tessera::cuda::CodeArch code = tessera::cuda::code_arch_of(*info);
   Device device;
   device.kind = Device::Kind::kCuda;
-  device.name = format("cuda:{}, {}, {}", place.index, info->name, tessera::cuda::arch_of(*info));
-  device.compute = 10 * info->major + info->minor;
-  device.shared_memory_per_block = static_cast<std::size_t>(info->shared_memory_per_block_optin);
+  device.name = format("cuda:{}, {}, {}", place.index, info->name, code.target.arch);
+  device.compute = code.compute;
+  device.shared_memory_per_block = code.shared_memory_per_block;
   return device;
 }
 
@@ -82,6 +86,19 @@ Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explai
   return plan;
 }
 
+// Compiles what is in no cache. A run of a plan must not have to.
+Status load_kernels(tessera_plan& plan) {
+  std::vector<tessera::jit::KernelInstance> instances;
+  if (plan.chosen.forward) instances = {tessera::select::instance_of(*plan.chosen.forward)};
+  if (plan.chosen.backward) instances = tessera::backward_kernels(*plan.chosen.backward, plan.problem.vectors);
+  for (const tessera::jit::KernelInstance& instance : instances) {
+    const auto kernel = tessera::cuda::load_kernel(plan.place.index, instance);
+    if (!kernel.ok()) return kernel.status();
+    plan.kernels.push_back(*kernel);
+  }
+  return {};
+}
+
 Status run(const tessera_plan& plan, const CheckedAttention& checked, void* workspace, std::size_t bytes,
            void* stream) {
   if (bytes < plan.chosen.workspace) {
@@ -90,14 +107,17 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   if (workspace == nullptr && plan.chosen.workspace > 0) {
     return invalid(format("workspace is null; {} bytes are needed", plan.chosen.workspace));
   }
-  if (!plan.device.is_cpu()) {
-    if (!plan.chosen.forward) return {TESSERA_INTERNAL, "the chosen kernel has no launch"};
-    return tessera::attention_forward(plan.place.index, checked.args, *plan.chosen.forward,
-                                      static_cast<tessera::cuda::CUstream>(stream));
-  }
   const auto address =
       (reinterpret_cast<std::uintptr_t>(workspace) + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1);
-  return tessera::cpu::run(checked.args, plan.device.threads, reinterpret_cast<void*>(address));
+  void* const scratch = reinterpret_cast<void*>(address);
+  const auto on = static_cast<tessera::cuda::CUstream>(stream);
+  if (plan.chosen.forward) {
+    return tessera::enqueue_forward(*plan.kernels.front(), checked.args, *plan.chosen.forward, on);
+  }
+  if (plan.chosen.backward) {
+    return tessera::enqueue_backward(plan.kernels, checked.args, *plan.chosen.backward, scratch, on);
+  }
+  return tessera::cpu::run(checked.args, plan.device.threads, scratch);
 }
 
 // A packed batch may be run with other lengths than it was planned with, as long as none is longer.
@@ -206,12 +226,7 @@ tessera_status tessera_plan_create(tessera_attention_op op, const tessera_attent
     if (!checked.ok()) return checked.status();
     auto made = make_plan(*checked, Explained::kYes);
     if (!made.ok()) return made.status();
-    // Compiled and loaded here, so that no run has to.
-    if (made->chosen.forward) {
-      const auto kernel =
-          tessera::cuda::load_kernel(made->place.index, tessera::select::instance_of(*made->chosen.forward));
-      if (!kernel.ok()) return kernel.status();
-    }
+    if (Status s = load_kernels(*made); !s.ok()) return s;
     *plan = new tessera_plan(*std::move(made));
     return {};
   });
@@ -263,6 +278,7 @@ tessera_status tessera_attention_run(tessera_attention_op op, const tessera_atte
     if (!checked.ok()) return checked.status();
     auto plan = make_plan(*checked, Explained::kNo);
     if (!plan.ok()) return plan.status();
+    if (Status s = load_kernels(*plan); !s.ok()) return s;
     return run(*plan, *checked, workspace, workspace_bytes, stream);
   });
 }

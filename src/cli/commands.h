@@ -22,5 +22,7 @@ Command add_bench(CLI::App& parent);
 Command add_explain(CLI::App& parent);
 Command add_compile(CLI::App& parent);
 Command add_cache(CLI::App& parent);
+Command add_kernels(CLI::App& parent);
+Command add_report(CLI::App& parent);
 
 }  // namespace tessera::cli

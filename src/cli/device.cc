@@ -11,7 +11,7 @@
 
 #include "cli/console.h"
 #include "cpu/attention.h"
-#include "cuda/device.h"
+#include "cuda/code_arch.h"
 #include "cuda/memory.h"
 #include "tessera/tessera.h"
 
@@ -28,6 +28,11 @@ class CpuDevice final : public Device {
   }
   select::Device as_selected() const override { return select::cpu_device(tessera_num_threads()); }
   Status upload(cases::Buffers&) override { return {}; }
+  Status poison(cases::Buffers& buffers) override {
+    buffers.poison();
+    return {};
+  }
+  Status fetch(cases::Buffers&) override { return {}; }
   Status download(cases::Buffers&) override { return {}; }
 
   Result<void*> workspace(std::size_t bytes) override {
@@ -50,6 +55,17 @@ class CpuDevice final : public Device {
     return samples;
   }
 
+  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call) override {
+    if (Status s = call(nullptr); !s.ok()) return s;
+    std::vector<double> samples;
+    for (int n = 0; n < calls; ++n) {
+      const auto begin = std::chrono::steady_clock::now();
+      if (Status s = call(nullptr); !s.ok()) return s;
+      samples.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return samples;
+  }
+
  private:
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -60,14 +76,21 @@ class CpuDevice final : public Device {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(cuda::DeviceInfo info, select::Device selected, cuda::Stream stream)
-      : info_(std::move(info)), selected_(std::move(selected)), stream_(std::move(stream)) {}
-
-  std::string name() const override {
-    return fmt::format("cuda:{} ({}, {})", info_.index, info_.name, cuda::arch_of(info_));
+  CudaDevice(cuda::DeviceInfo info, const cuda::CodeArch& code, cuda::Stream stream)
+      : info_(std::move(info)), stream_(std::move(stream)) {
+    const std::string own = cuda::arch_of(info_);
+    name_ = fmt::format("cuda:{} ({}, {}", info_.index, info_.name, own);
+    name_ += code.target.ptx ? fmt::format(", as {})", code.target.arch) : ")";
+    selected_.kind = select::Device::Kind::kCuda;
+    selected_.name = code.target.arch;
+    selected_.compute = code.compute;
+    selected_.shared_memory_per_block = code.shared_memory_per_block;
   }
+
+  std::string name() const override { return name_; }
   select::Device as_selected() const override { return selected_; }
   int cuda_index() const override { return info_.index; }
+  void* stream() const override { return stream_.get(); }
 
   Status upload(cases::Buffers& buffers) override {
     held_.clear();
@@ -78,6 +101,26 @@ class CudaDevice final : public Device {
       b->tensor.data = memory->data();
       b->tensor.device = {TESSERA_CUDA, info_.index};
       held_.emplace(b, std::move(*memory));
+    }
+    return {};
+  }
+
+  Status poison(cases::Buffers& buffers) override {
+    buffers.poison();
+    for (cases::Buffer* b : buffers.all()) {
+      const auto at = held_.find(b);
+      if (at == held_.end() || !b->written) continue;
+      if (Status s = at->second.upload(b->storage.data(), b->storage.size()); !s.ok()) return s;
+    }
+    return {};
+  }
+
+  Status fetch(cases::Buffers& buffers) override {
+    if (Status s = stream_.synchronize(); !s.ok()) return s;
+    for (cases::Buffer* b : buffers.all()) {
+      const auto at = held_.find(b);
+      if (at == held_.end() || !b->written) continue;
+      if (Status s = at->second.download(b->storage.data(), b->storage.size()); !s.ok()) return s;
     }
     return {};
   }
@@ -118,8 +161,52 @@ class CudaDevice final : public Device {
     return samples;
   }
 
+  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call) override {
+    if (Status s = call(stream_.get()); !s.ok()) return s;
+    const Result<cuda::Event> begin = cuda::Event::make(info_.index), end = cuda::Event::make(info_.index);
+    if (!begin.ok()) return begin.status();
+    if (!end.ok()) return end.status();
+    std::vector<double> samples;
+    for (int n = 0; n < calls; ++n) {
+      if (Status s = stream_.synchronize(); !s.ok()) return s;
+      if (Status s = begin->record(stream_.get()); !s.ok()) return s;
+      if (Status s = call(stream_.get()); !s.ok()) return s;
+      if (Status s = end->record(stream_.get()); !s.ok()) return s;
+      if (Status s = end->synchronize(); !s.ok()) return s;
+      const Result<double> seconds = end->seconds_since(*begin);
+      if (!seconds.ok()) return seconds.status();
+      samples.push_back(*seconds);
+    }
+    return samples;
+  }
+
+  Result<Overheads> overheads(const std::function<Status(void*)>& call) override {
+    constexpr int kRepeats = 20;
+    std::vector<double> host;
+    for (int n = 0; n < kRepeats; ++n) {
+      if (Status s = stream_.synchronize(); !s.ok()) return s;
+      const auto begin = std::chrono::steady_clock::now();
+      if (Status s = call(stream_.get()); !s.ok()) return s;
+      host.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    if (Status s = stream_.synchronize(); !s.ok()) return s;
+    std::nth_element(host.begin(), host.begin() + kRepeats / 2, host.end());
+    const Result<cuda::Graph> graph = cuda::Graph::capture(stream_, [&](cuda::CUstream stream) {
+      for (int n = 0; n < kRepeats; ++n) {
+        if (Status s = call(stream); !s.ok()) return s;
+      }
+      return Status();
+    });
+    if (!graph.ok()) return graph.status();
+    const Result<double> seconds =
+        cuda::time_on_stream(stream_, 3, [&](cuda::CUstream stream) { return graph->launch(stream); });
+    if (!seconds.ok()) return seconds.status();
+    return Overheads{host[kRepeats / 2], *seconds / kRepeats};
+  }
+
  private:
   cuda::DeviceInfo info_;
+  std::string name_;
   select::Device selected_;
   cuda::Stream stream_;
   cuda::DeviceBuffer scratch_;
@@ -128,7 +215,14 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> open_device(const std::string& spelling) {
+Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const std::string& arch_code) {
+  if (Status s = cuda::check_arch_name(arch_code); !s.ok()) {
+    return Status(s.code(), fmt::format("--arch-code: {}", s.message()));
+  }
+  if (spelling == "cpu" && arch_code != "native") {
+    return Status(TESSERA_INVALID_ARGUMENT,
+                  fmt::format("--arch-code {} is code for a GPU; it needs --device cuda", arch_code));
+  }
   if (spelling == "cpu") return std::unique_ptr<Device>(std::make_unique<CpuDevice>());
   int index = 0;
   const bool numbered = spelling.rfind("cuda:", 0) == 0;
@@ -142,12 +236,12 @@ Result<std::unique_ptr<Device>> open_device(const std::string& spelling) {
   }
   Result<cuda::DeviceInfo> info = cuda::device(index);
   if (!info.ok()) return info.status();
-  Result<select::Device> selected = select::cuda_device(cuda::arch_of(*info));
-  if (!selected.ok()) return selected.status();
+  const Result<cuda::CodeArch> code = cuda::code_arch_for(*info, arch_code);
+  if (!code.ok()) return Status(code.status().code(), fmt::format("--arch-code: {}", code.status().message()));
+  cuda::set_code_arch(*code);
   Result<cuda::Stream> stream = cuda::Stream::make(index);
   if (!stream.ok()) return stream.status();
-  return std::unique_ptr<Device>(
-      std::make_unique<CudaDevice>(std::move(*info), std::move(*selected), std::move(*stream)));
+  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(std::move(*info), *code, std::move(*stream)));
 }
 
 int exit_code_of(const Status& status) {

@@ -9,8 +9,11 @@
 #include <filesystem>
 #include <optional>
 
+#include "contract/mma_peak.h"
+#include "cuda/code_arch.h"
 #include "cuda/kernel.h"
 #include "cuda/memory.h"
+#include "jit/config_text.h"
 #include "jit/jit.h"
 #include "ops/combine.h"
 #include "ops/preprocess.h"
@@ -50,9 +53,8 @@ class ScratchCache {
   std::string path_;
 };
 
-Result<FirstUse> measure_first_use(int device, const std::string& arch, const jit::KernelInstance& instance) {
+Result<FirstUse> measure_first_use(int device, const jit::Target& target, const jit::KernelInstance& instance) {
   using Clock = std::chrono::steady_clock;
-  const jit::Target target{arch, false};
   FirstUse use;
   use.instance = instance.name;
   auto begin = Clock::now();
@@ -89,6 +91,16 @@ Result<double> measure_copy(Device& device, double min_time) {
   });
   if (!samples.ok()) return samples.status();
   return 2.0 * kBytes / summarise(*samples).median;
+}
+
+jit::KernelInstance instance_of(const MmaPeakConfig& config) {
+  return {.name = fmt::format("mma_peak_{}", name_of(config.dtype)),
+          .header = "bench/mma_peak.cuh",
+          .entry = "mma_peak",
+          .params = "MmaPeakParams",
+          .config = jit::config_text("MmaPeakConfig", config),
+          .threads = kMmaPeakThreads,
+          .min_blocks = 2};
 }
 
 // [batch, seq, heads, dim], compact.
@@ -183,19 +195,39 @@ Timing summarise(std::vector<double> samples) {
   const auto at = [&](double part) {
     return samples[static_cast<std::size_t>(std::lround(part * static_cast<double>(samples.size() - 1)))];
   };
-  return {at(0.5), at(0.95), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
+  return {at(0.5), at(0.95), at(0.99), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
 }
 
-Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter, double min_time, bool progress) {
+Result<Unit> measure_mma_peak(Device& device, DType dtype, double min_time) {
+  const Result<cuda::DeviceInfo> info = cuda::device(device.cuda_index());
+  if (!info.ok()) return info.status();
+  const Result<const cuda::Kernel*> kernel = cuda::load_kernel(device.cuda_index(), instance_of(MmaPeakConfig{dtype}));
+  if (!kernel.ok()) return kernel.status();
+  const Result<DeviceBuffer> out = DeviceBuffer::make(device.cuda_index(), sizeof(float));
+  if (!out.ok()) return out.status();
+  const MmaPeakParams params{out->as<float>(), 20000, 12345};
+  const cuda::Grid grid{static_cast<unsigned>(4 * info->multiprocessors), 1, 1};
+  const Result<std::vector<double>> samples = device.time(min_time, [&](void* stream) {
+    return cuda::launch(**kernel, grid, &params, static_cast<cuda::CUstream>(stream));
+  });
+  if (!samples.ok()) return samples.status();
+  const double flops = kMmaPeakFlops * params.iterations * grid.x;
+  return Unit{fmt::format("mma.sync {}", name_of(dtype)), flops / summarise(*samples).median};
+}
+
+Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter, double min_time, bool first_use,
+                                      bool progress) {
   const ScratchCache cache;
   Bench bench{device, min_time, {}};
   const Result<cuda::DeviceInfo> info = cuda::device(device.cuda_index());
   if (!info.ok()) return info.status();
   const Result<cuda::CUcontext> context = cuda::primary_context(device.cuda_index());
   if (!context.ok()) return context.status();
-  for (const jit::KernelInstance& instance : select::kernels_for(cuda::arch_of(*info))) {
+  const cuda::CodeArch code = cuda::code_arch_of(*info);
+  for (const jit::KernelInstance& instance :
+       first_use ? select::kernels_for(code.target.arch) : std::vector<jit::KernelInstance>()) {
     if (instance.name.find(filter) == std::string::npos) continue;
-    Result<FirstUse> use = measure_first_use(device.cuda_index(), cuda::arch_of(*info), instance);
+    Result<FirstUse> use = measure_first_use(device.cuda_index(), code.target, instance);
     if (!use.ok()) return use.status();
     bench.out.first_use.push_back(std::move(*use));
   }
@@ -203,6 +235,12 @@ Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter,
   Result<double> copy = measure_copy(device, min_time);
   if (!copy.ok()) return copy.status();
   bench.out.copy_bandwidth = *copy;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    if (dtype == DType::kBFloat16 && code.compute < 80) continue;
+    Result<Unit> unit = measure_mma_peak(device, dtype, min_time);
+    if (!unit.ok()) return unit.status();
+    bench.out.units.push_back(std::move(*unit));
+  }
 
   struct Item {
     bool preprocess;

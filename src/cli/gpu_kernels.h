@@ -5,14 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "cli/ceiling.h"
 #include "cli/console.h"
 #include "cli/device.h"
 
 namespace tessera::cli {
 
 struct Timing {
-  double median = 0, p95 = 0;  // seconds
-  double spread = 0;           // (95th - 5th percentile) / median
+  double median = 0, p95 = 0, p99 = 0;  // seconds
+  double spread = 0;                    // (95th - 5th percentile) / median
   int runs = 0;
 };
 Timing summarise(std::vector<double> samples);
@@ -34,11 +35,17 @@ struct FirstUse {
 
 struct KernelBench {
   double copy_bandwidth = 0;  // bytes per second, read plus written, device to device
+  std::vector<Unit> units;    // tensor cores through mma.sync, by type
   std::vector<KernelRow> rows;
   std::vector<FirstUse> first_use;
 };
 
-Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter, double min_time, bool progress);
+// "mma.sync bf16": operations per second of the tensor cores alone, in the code that the device runs.
+Result<Unit> measure_mma_peak(Device& device, DType dtype, double min_time);
+
+// first_use: also every kernel's first use, which compiles them all.
+Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter, double min_time, bool first_use,
+                                      bool progress);
 void print(const KernelBench& bench);
 Json json_of(const KernelBench& bench);
 

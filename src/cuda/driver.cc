@@ -54,6 +54,12 @@ std::vector<std::string> resolve(void* library, Driver& d) {
   find("cuEventRecord", d.event_record);
   find("cuEventSynchronize", d.event_synchronize);
   find("cuEventElapsedTime", d.event_elapsed);
+  find("cuStreamBeginCapture_v2", d.capture_begin);
+  find("cuStreamEndCapture", d.capture_end);
+  find("cuGraphInstantiateWithFlags", d.graph_instantiate);
+  find("cuGraphLaunch", d.graph_launch);
+  find("cuGraphDestroy", d.graph_destroy);
+  find("cuGraphExecDestroy", d.graph_exec_destroy);
   return missing;
 }
 

@@ -17,6 +17,8 @@ using CUmodule = struct CUmodTag*;
 using CUfunction = struct CUfuncTag*;
 using CUstream = struct CUstreamTag*;
 using CUevent = struct CUeventTag*;
+using CUgraph = struct CUgraphTag*;
+using CUgraphExec = struct CUgraphExecTag*;
 
 constexpr CUresult kCudaSuccess = 0;
 constexpr CUresult kCudaOutOfMemory = 2;
@@ -68,6 +70,12 @@ struct Driver {
   CUresult (*event_record)(CUevent, CUstream);
   CUresult (*event_synchronize)(CUevent);
   CUresult (*event_elapsed)(float*, CUevent, CUevent);
+  CUresult (*capture_begin)(CUstream, int);
+  CUresult (*capture_end)(CUstream, CUgraph*);
+  CUresult (*graph_instantiate)(CUgraphExec*, CUgraph, unsigned long long);
+  CUresult (*graph_launch)(CUgraphExec, CUstream);
+  CUresult (*graph_destroy)(CUgraph);
+  CUresult (*graph_exec_destroy)(CUgraphExec);
 };
 
 // The driver, opened and initialised; or TESSERA_NO_DEVICE and the reason. A failure is asked again at each call.

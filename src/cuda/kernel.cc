@@ -7,6 +7,7 @@
 #include <new>
 #include <tuple>
 
+#include "cuda/code_arch.h"
 #include "ops/format.h"
 
 namespace tessera::cuda {
@@ -85,14 +86,14 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
   if (!found.ok()) return found.status();
   const double image_seconds = seconds_since(start);
 
-  const std::lock_guard lock(loaded.mutex);
-  const auto known = loaded.kernels.find(key);  // another thread may have been faster
-  if (known != loaded.kernels.end()) return known->second.get();
+  // Not under the lock: the driver may have to compile PTX. A thread that was faster wins; this one's module stays
+  // loaded, unused.
   auto module = load_module(**driver(), device_index, instance, *found->image);
   if (!module.ok()) return module.status();
   auto kernel = std::make_unique<Kernel>(**module);
   kernel->origin = found->origin;
   kernel->image_seconds = image_seconds;
+  const std::lock_guard lock(loaded.mutex);
   return loaded.kernels.emplace(key, std::move(kernel)).first->second.get();
 } catch (const std::bad_alloc&) {
   return Status(TESSERA_OUT_OF_MEMORY, "out of host memory while loading a kernel");
@@ -105,7 +106,17 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
     return Status(TESSERA_UNSUPPORTED, format("device {} ({}) has compute capability {}.{}; 7.5 or newer is needed",
                                               device_index, info->name, info->major, info->minor));
   }
-  return load_kernel(device_index, instance, jit::Target{arch_of(*info), false});
+  return load_kernel(device_index, instance, code_arch_of(*info).target);
+}
+
+std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances() {
+  Loaded& loaded = loaded_kernels();
+  const std::lock_guard lock(loaded.mutex);
+  std::vector<std::pair<jit::KernelInstance, jit::Target>> list;
+  for (const auto& [key, kernel] : loaded.kernels) {
+    list.emplace_back(kernel->instance, jit::Target{std::get<3>(key), std::get<4>(key)});
+  }
+  return list;
 }
 
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream) {
@@ -127,6 +138,16 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
   if (result == kCudaSuccess) return {};
   return status_of(d, result,
                    format("launching {} with a grid of {} x {} x {}", kernel.instance.name, grid.x, grid.y, grid.z));
+}
+
+Status zero(int device, void* data, std::int64_t bytes, CUstream stream) {
+  if (bytes == 0) return {};
+  const auto scope = ContextScope::enter(device);
+  if (!scope.ok()) return scope.status();
+  const Driver& d = **driver();
+  const CUresult result =
+      d.set_words32(reinterpret_cast<CUdeviceptr>(data), 0, static_cast<std::size_t>(bytes) / 4, stream);
+  return status_of(d, result, "zeroing a workspace");
 }
 
 }  // namespace tessera::cuda

@@ -1,7 +1,10 @@
 // A kernel instance on a device: compiled or found (src/jit), loaded once, launched with its Params by value.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "cuda/device.h"
 #include "jit/jit.h"
@@ -22,8 +25,11 @@ struct Kernel {
 
 // Loads once for each device, instance and target; any thread. The pointer lives as long as the process.
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance, const jit::Target& target);
-// For the device's own architecture.
+// For the architecture whose code the device runs: its own, unless code_arch.h says otherwise.
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance);
+
+// Every instance that this process has loaded, and for which architecture.
+std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances();
 
 struct Grid {
   unsigned x = 0;
@@ -33,6 +39,9 @@ struct Grid {
 
 // params: a copy is taken before it returns.
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream);
+
+// Sets 4-byte words of device memory to 0, on the stream. bytes: a multiple of 4.
+Status zero(int device, void* data, std::int64_t bytes, CUstream stream);
 
 // What an op asks for, before any device is involved. An empty grid (x = 0): nothing is to be done.
 template <class Params>

@@ -131,6 +131,35 @@ Result<double> time_on_stream(const Stream& stream, int calls, const std::functi
   return *seconds / calls;
 }
 
+Result<Graph> Graph::capture(const Stream& stream, const std::function<Status(CUstream)>& enqueue) {
+  constexpr int kThreadLocal = 1;  // other threads may do as they like meanwhile
+  Graph made(stream.device());
+  Status s = with_context(made.device_, "cuStreamBeginCapture",
+                          [&](const Driver& d) { return d.capture_begin(stream.get(), kThreadLocal); });
+  if (!s.ok()) return s;
+  const Status enqueued = enqueue(stream.get());
+  s = with_context(made.device_, "cuStreamEndCapture",
+                   [&](const Driver& d) { return d.capture_end(stream.get(), &made.graph_); });
+  if (!enqueued.ok()) return enqueued;
+  if (!s.ok()) return s;
+  s = with_context(made.device_, "cuGraphInstantiate",
+                   [&](const Driver& d) { return d.graph_instantiate(&made.exec_, made.graph_, 0); });
+  if (!s.ok()) return s;
+  return made;
+}
+
+Graph::~Graph() {
+  if (graph_ == nullptr) return;
+  static_cast<void>(with_context(device_, "cuGraphDestroy", [&](const Driver& d) {
+    if (exec_ != nullptr) d.graph_exec_destroy(exec_);
+    return d.graph_destroy(graph_);
+  }));
+}
+
+Status Graph::launch(CUstream stream) const {
+  return with_context(device_, "cuGraphLaunch", [&](const Driver& d) { return d.graph_launch(exec_, stream); });
+}
+
 Result<std::size_t> free_memory(int device) {
   std::size_t available = 0, total = 0;
   const Status s =

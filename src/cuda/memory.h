@@ -84,6 +84,26 @@ class Event {
 // Seconds per call of `enqueue`, by events around `calls` of them on the stream, after one that is not counted.
 Result<double> time_on_stream(const Stream& stream, int calls, const std::function<Status(CUstream)>& enqueue);
 
+// Work captured from a stream, to be launched again and again.
+class Graph {
+ public:
+  // enqueue may not wait for the device or allocate.
+  static Result<Graph> capture(const Stream& stream, const std::function<Status(CUstream)>& enqueue);
+  Graph(Graph&& other) noexcept
+      : device_(other.device_),
+        graph_(std::exchange(other.graph_, nullptr)),
+        exec_(std::exchange(other.exec_, nullptr)) {}
+  Graph& operator=(Graph&&) = delete;
+  ~Graph();
+  Status launch(CUstream stream) const;
+
+ private:
+  explicit Graph(int device) : device_(device) {}
+  int device_;
+  CUgraph graph_ = nullptr;
+  CUgraphExec exec_ = nullptr;
+};
+
 // Bytes of the device's memory that are free now.
 Result<std::size_t> free_memory(int device);
 

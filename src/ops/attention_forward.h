@@ -12,7 +12,8 @@ namespace tessera {
 Result<cuda::KernelLaunch<AttentionForwardParams>> forward_launch(const AttentionArgs& args,
                                                                   const AttentionForwardConfig& config);
 
-Status attention_forward(int device, const AttentionArgs& args, const AttentionForwardConfig& config,
-                         cuda::CUstream stream);
+// kernel: loaded from the Config's instance.
+Status enqueue_forward(const cuda::Kernel& kernel, const AttentionArgs& args, const AttentionForwardConfig& config,
+                       cuda::CUstream stream);
 
 }  // namespace tessera

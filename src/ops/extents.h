@@ -27,4 +27,7 @@ inline bool allows_vectors(const TensorView& view, std::int64_t batch, std::int6
          fits(batch, view.batch_stride) && fits(seq, view.seq_stride) && fits(heads, view.head_stride);
 }
 
+inline Strides strides_of(const TensorView& view) { return {view.batch_stride, view.seq_stride, view.head_stride}; }
+inline RowStrides strides_of(const RowView& view) { return {view.batch_stride, view.head_stride}; }
+
 }  // namespace tessera

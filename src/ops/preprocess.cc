@@ -8,12 +8,6 @@
 #include "select/kernels.h"
 
 namespace tessera {
-namespace {
-
-Strides strides_of(const TensorView& view) { return {view.batch_stride, view.seq_stride, view.head_stride}; }
-RowStrides strides_of(const RowView& view) { return {view.batch_stride, view.head_stride}; }
-
-}  // namespace
 
 Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const PreprocessArgs& args) {
   if (args.dtype != DType::kFloat16 && args.dtype != DType::kBFloat16) {
@@ -23,7 +17,8 @@ Result<cuda::KernelLaunch<BackwardPreprocessParams>> preprocess_launch(const Pre
     return Status(TESSERA_INVALID_ARGUMENT, format("backward_preprocess: batch {}, seq {}, heads {}, head dim {}",
                                                    args.batch, args.seq, args.heads, args.head_dim));
   }
-  const bool wide = args.head_dim % 8 == 0 && allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 8) &&
+  const bool wide = !args.one_by_one && args.head_dim % 8 == 0 &&
+                    allows_vectors(args.o, args.batch, args.seq, args.heads, 2, 8) &&
                     allows_vectors(args.d_o, args.batch, args.seq, args.heads, 2, 8);
   const BackwardPreprocessConfig config = select::preprocess_config(args.dtype, wide ? 8 : 1);
   const std::int64_t vectors = args.head_dim / config.vector;

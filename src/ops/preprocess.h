@@ -20,6 +20,7 @@ struct PreprocessArgs {
   RowView d_lse;              // read, may be null
   RowView delta;              // written: sum dO * O - dLSE; 0 where LSE is -inf
   RowView lse_log2;           // written: LSE * log2(e); +inf where LSE is -inf
+  bool one_by_one = false;    // even where rows could be read 16 bytes at a time
 };
 
 // Pure: which instance, with which arguments.

@@ -5,8 +5,9 @@
 
 #include "contract/mask.h"
 #include "cpu/attention.h"
+#include "ops/attention_backward.h"
+#include "ops/band.h"
 #include "ops/format.h"
-#include "select/kernels.h"
 
 namespace tessera::select {
 namespace {
@@ -25,7 +26,7 @@ std::optional<std::string> cpu_refuses(const AttentionProblem&, const Device& de
 
 std::vector<Candidate> cpu_offers(const AttentionProblem& problem, const Device& device) {
   return {{"cpu_attention", format("{{.threads = {}}}", device.threads), cpu::workspace_bytes(problem, device.threads),
-           1.0, "the one CPU kernel: every dtype, mask and head dim", std::nullopt}};
+           1.0, "the one CPU kernel: every dtype, mask and head dim", std::nullopt, std::nullopt}};
 }
 
 // What every GPU kernel asks of a problem.
@@ -62,12 +63,10 @@ double computed_scores(const AttentionProblem& p, const AttentionForwardConfig& 
 
 std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& device) {
   constexpr double kSmallTileRate = 0.9;  // of the large one's, where no tile is masked: measured on an H200
-  const bool banded = p.causal || p.window_left >= 0 || p.window_right >= 0;
-  const bool general = p.softcap > 0 || p.alibi || p.scale < 0;
   std::vector<Candidate> candidates;
   for (const AttentionForwardConfig& config :
        forward_configs(device.compute, p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
-                       p.vectors ? 8 : 1, banded, general)) {
+                       p.vectors ? 8 : 1, is_banded(p), is_general(p))) {
     if (static_cast<std::size_t>(forward_shared_bytes(config)) > device.shared_memory_per_block) continue;
     const double computed = computed_scores(p, config);
     Candidate candidate;
@@ -81,7 +80,30 @@ std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& d
   return candidates;
 }
 
+std::optional<std::string> backward_refuses(const AttentionProblem& p, const Device& device) {
+  if (p.op != AttentionOp::kBackward) return format("computes attention_backward, not {}", name_of(p.op));
+  return gpu_refuses(p, device);
+}
+
+std::vector<Candidate> backward_offers(const AttentionProblem& p, const Device& device) {
+  const BackwardConfigs configs =
+      backward_configs(device.compute, p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
+                       p.vectors ? 8 : 1, is_banded(p), is_general(p), p.deterministic);
+  const auto workspace = backward_workspace(p, configs);
+  if (!workspace.ok()) return {};
+  Candidate candidate;
+  candidate.kernel = "attention_backward";
+  candidate.config = instance_of(configs.main).config;
+  candidate.workspace = *workspace;
+  candidate.score = 1;
+  candidate.why = p.deterministic ? "dK and dV, then " + instance_of(configs.dq).config + " for dQ: no atomics"
+                                  : "dQ added up in fp32 by atomics";
+  candidate.backward = configs;
+  return {candidate};
+}
+
 constexpr Implementation kImplementations[] = {
+    {"attention_backward", backward_refuses, backward_offers},
     {"attention_forward", forward_refuses, forward_offers},
     {"cpu_attention", cpu_refuses, cpu_offers},
 };

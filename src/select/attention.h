@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "contract/attention_forward.h"
 #include "ops/attention.h"
 #include "select/device.h"
+#include "select/kernels.h"
 
 namespace tessera::select {
 
@@ -19,6 +19,7 @@ struct Candidate {
   double score = 0;  // larger is better; comparable within one selection only
   std::string why;
   std::optional<AttentionForwardConfig> forward;  // where `kernel` is the GPU's forward
+  std::optional<BackwardConfigs> backward;        // likewise
 };
 
 struct Refusal {

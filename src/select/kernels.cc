@@ -43,6 +43,78 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
   return configs;
 }
 
+BackwardConfigs backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded, bool general,
+                                 bool deterministic) {
+  const BackwardTile tile = backward_tile(compute, dim_qk, dim_v, banded, general);
+  const BackwardDqTile dq = backward_dq_tile(compute, dim_qk, dim_v, general);
+  // Without 16-byte copies, what is on its way is in registers, and must not stay there long.
+  const bool staged = vector == 1;
+  BackwardConfigs configs = {};
+  configs.main = {.dtype = dtype,
+                  .dim_qk = dim_qk,
+                  .dim_v = dim_v,
+                  .block_q = tile.block_q,
+                  .block_k = tile.block_k,
+                  .warps = tile.warps,
+                  .stages = staged ? 1 : tile.stages,
+                  .kept_steps = staged ? 0 : tile.kept_steps,
+                  .adds_dq = !deterministic,
+                  .dq_unroll = tile.dq_unroll,
+                  .blocks_per_sm = staged ? 1 : tile.blocks_per_sm,
+                  .vector = vector,
+                  .banded = banded,
+                  .general = general};
+  configs.dq = {.dtype = dtype,
+                .dim_qk = dim_qk,
+                .dim_v = dim_v,
+                .block_q = dq.block_q,
+                .block_k = dq.block_k,
+                .warps = dq.warps,
+                .stages = staged ? 1 : dq.stages,
+                .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
+                .vector = vector,
+                .banded = banded,
+                .general = general};
+  return configs;
+}
+
+jit::KernelInstance instance_of(const AttentionBackwardConfig& config) {
+  return {
+      .name = format("attention_backward_{}_d{}x{}_{}x{}w{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                     config.dim_v, config.block_q, config.block_k, config.warps, config.adds_dq ? "" : "_no_dq",
+                     config.banded ? "_banded" : "", config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
+      .header = "attention/backward.cuh",
+      .entry = "attention_backward",
+      .params = "AttentionBackwardParams",
+      .config = jit::config_text("AttentionBackwardConfig", config),
+      .threads = config.warps * 32,
+      .min_blocks = config.blocks_per_sm,
+      .dynamic_smem_bytes = backward_layout(config).bytes};
+}
+
+jit::KernelInstance instance_of(const BackwardDqConfig& config) {
+  return {.name = format("backward_dq_{}_d{}x{}_{}x{}w{}{}{}{}", name_of(config.dtype), config.dim_qk, config.dim_v,
+                         config.block_q, config.block_k, config.warps, config.banded ? "_banded" : "",
+                         config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
+          .header = "attention/backward_dq.cuh",
+          .entry = "backward_dq",
+          .params = "AttentionBackwardParams",
+          .config = jit::config_text("BackwardDqConfig", config),
+          .threads = config.warps * 32,
+          .min_blocks = config.blocks_per_sm,
+          .dynamic_smem_bytes = backward_dq_shared_bytes(config)};
+}
+
+jit::KernelInstance instance_of(const BackwardConvertConfig& config) {
+  return {.name = format("backward_convert_{}_v{}", name_of(config.dtype), config.vector),
+          .header = "attention/backward_convert.cuh",
+          .entry = "backward_convert",
+          .params = "BackwardConvertParams",
+          .config = jit::config_text("BackwardConvertConfig", config),
+          .threads = config.threads,
+          .min_blocks = kMinBlocks};
+}
+
 jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
   return {.name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, config.block_q, config.block_k, config.warps, config.banded ? "_banded" : "",
@@ -76,33 +148,64 @@ jit::KernelInstance instance_of(const SplitCombineConfig& config) {
           .min_blocks = kMinBlocks};
 }
 
+namespace {
+
+// Dims that stand for all multiples of 8: each tile shape's largest, odd counts of 16 and of 8, and the common ones.
+constexpr int kForwardDims[] = {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256};
+constexpr int kBackwardDims[] = {8, 64, 80, 128, 256};
+constexpr int kMoreBackwardDims[] = {72, 96, 192};  // banded only, which needs the most registers of the common ones
+
+struct Variant {
+  bool banded;
+  bool general;
+};
+constexpr Variant kVariants[] = {{false, false}, {true, false}, {true, true}};
+
+void add_backward(std::vector<jit::KernelInstance>& list, int compute, DType dtype, int dim_qk, int dim_v, int vector,
+                  const Variant& variant) {
+  const auto configs = [&](bool deterministic) {
+    return backward_configs(compute, dtype, dim_qk, dim_v, vector, variant.banded, variant.general, deterministic);
+  };
+  list.push_back(instance_of(configs(false).main));
+  list.push_back(instance_of(configs(true).main));
+  list.push_back(instance_of(configs(true).dq));
+}
+
+}  // namespace
+
 std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
-  // The two helpers do not know their head dim when they are compiled: these few are all there are.
+  // These do not know their head dim when they are compiled: these few are all there are.
   std::vector<jit::KernelInstance> list;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    for (const int vector : {8, 1}) list.push_back(instance_of(preprocess_config(dtype, vector)));
+    for (const int vector : {8, 1}) {
+      list.push_back(instance_of(preprocess_config(dtype, vector)));
+      list.push_back(instance_of(convert_config(dtype, vector)));
+    }
     for (const int unroll : {4, 8}) list.push_back(instance_of(combine_config(dtype, 4, unroll)));
     list.push_back(instance_of(combine_config(dtype, 1, 4)));
   }
-  // The forward is made for exactly the head dim at hand; these stand for all multiples of 8, in the type that most
-  // use.
+  // The others are made for exactly the head dim at hand; in the type that most use.
   const auto device = cuda_device(arch);
   if (!device.ok()) return list;
-  const DType dtype = device->compute < 80 ? DType::kFloat16 : DType::kBFloat16;
-  for (const int dim : {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256}) {
-    for (const bool banded : {false, true}) {
-      for (const bool general : {false, true}) {
-        if (general && !banded) continue;
-        for (const AttentionForwardConfig& config :
-             forward_configs(device->compute, dtype, dim, dim, 8, banded, general)) {
-          list.push_back(instance_of(config));
-        }
+  const int compute = device->compute;
+  const DType dtype = compute < 80 ? DType::kFloat16 : DType::kBFloat16;
+  for (const Variant& variant : kVariants) {
+    for (const int dim : kForwardDims) {
+      for (const AttentionForwardConfig& config :
+           forward_configs(compute, dtype, dim, dim, 8, variant.banded, variant.general)) {
+        list.push_back(instance_of(config));
       }
     }
+    if (compute == 89) continue;  // what sm_86 runs
+    for (const int dim : kBackwardDims) add_backward(list, compute, dtype, dim, dim, 8, variant);
+    if (!variant.banded || variant.general) continue;
+    for (const int dim : kMoreBackwardDims) add_backward(list, compute, dtype, dim, dim, 8, variant);
   }
-  for (const AttentionForwardConfig& config : forward_configs(device->compute, dtype, 80, 64, 1, true, true)) {
+  for (const AttentionForwardConfig& config : forward_configs(compute, dtype, 80, 64, 1, true, true)) {
     list.push_back(instance_of(config));
   }
+  add_backward(list, compute, dtype, 80, 64, 1, {true, true});
+  add_backward(list, compute, dtype, 192, 128, 8, {true, false});
   return list;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/attention_backward.h"
 #include "contract/attention_forward.h"
 #include "contract/backward_preprocess.h"
 #include "contract/split_combine.h"
@@ -19,6 +20,9 @@ const std::vector<std::string>& known_archs();  // "sm_75" ... "sm_90a"
 constexpr BackwardPreprocessConfig preprocess_config(DType dtype, int vector) {
   return {.dtype = dtype, .vector = vector, .unroll = 4, .threads = 256};
 }
+constexpr BackwardConvertConfig convert_config(DType dtype, int vector) {
+  return {.dtype = dtype, .vector = vector, .threads = 256};
+}
 constexpr SplitCombineConfig combine_config(DType dtype, int vector, int unroll) {
   return {.dtype = dtype, .vector = vector, .unroll = unroll, .threads = 256};
 }
@@ -27,7 +31,18 @@ constexpr SplitCombineConfig combine_config(DType dtype, int vector, int unroll)
 std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
                                                     bool banded, bool general);
 
+// The backward's, fast or deterministic.
+struct BackwardConfigs {
+  AttentionBackwardConfig main;
+  BackwardDqConfig dq;  // where main does not add dQ up itself
+};
+BackwardConfigs backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded, bool general,
+                                 bool deterministic);
+
+jit::KernelInstance instance_of(const AttentionBackwardConfig& config);
 jit::KernelInstance instance_of(const AttentionForwardConfig& config);
+jit::KernelInstance instance_of(const BackwardConvertConfig& config);
+jit::KernelInstance instance_of(const BackwardDqConfig& config);
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config);
 jit::KernelInstance instance_of(const SplitCombineConfig& config);
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -60,6 +61,49 @@ TEST(Suites, flops_and_bytes_of_a_case_done_by_hand) {
   EXPECT_EQ(c.bytes(), 2.0 * (512 + 256 + 256 + 128) + 4.0 * 32);
   c.problem.op = AttentionOp::kBackward;
   EXPECT_EQ(c.flops(), 2.0 * 20 * 4 * (3 * 16 + 2 * 8));
+}
+
+// The backward's suite has what its contract has, in both modes, for the types that GPUs take.
+TEST(Suites, full_covers_the_backward_contract_in_both_modes) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const bool deterministic : {false, true}) {
+      std::set<std::int64_t> dims;
+      std::set<std::string> met;
+      for (const Case& c : suite("full")) {
+        const AttentionProblem& p = c.problem;
+        if (p.op != AttentionOp::kBackward || p.dtype != dtype || p.deterministic != deterministic) continue;
+        if (p.dim_qk == p.dim_v && p.causal) dims.insert(p.dim_qk);
+        const auto meet = [&](bool here, const char* what) {
+          if (here) met.insert(what);
+        };
+        meet(p.dim_qk > p.dim_v, "Dqk > Dv");
+        meet(p.dim_qk < p.dim_v, "Dqk < Dv");
+        meet(p.heads_q > p.heads_kv && p.heads_kv > 1, "GQA");
+        meet(p.heads_q > 1 && p.heads_kv == 1, "MQA");
+        meet(p.with_dlse, "dlse");
+        meet(p.causal && p.seq_q < p.seq_k && p.alignment == Alignment::kTopLeft, "causal top-left");
+        meet(p.causal && p.seq_q < p.seq_k && p.alignment == Alignment::kBottomRight, "causal bottom-right");
+        meet(p.causal && p.seq_q > p.seq_k && p.alignment == Alignment::kBottomRight, "masked rows");
+        meet(p.window_left >= 0 && p.window_right >= 0, "window");
+        meet(p.softcap > 0, "softcap");
+        meet(p.alibi, "alibi");
+        meet(p.scale < 0, "negative scale");
+        meet(p.varlen && std::count(c.lengths_q.begin(), c.lengths_q.end(), 0) > 0, "empty queries");
+        meet(p.varlen && std::count(c.lengths_k.begin(), c.lengths_k.end(), 0) > 0, "empty keys");
+        meet(c.layout == Layout::kHeadsMajor, "heads major");
+        meet(c.layout == Layout::kPadded, "padded");
+        meet(c.layout == Layout::kUnaligned, "unaligned");
+        for (const std::int64_t edge : {1, 63, 64, 65, 127, 128, 129, 257}) {
+          meet(p.seq_q == edge, ("Sq " + std::to_string(edge)).c_str());
+          meet(p.seq_k == edge, ("Sk " + std::to_string(edge)).c_str());
+        }
+      }
+      for (const std::int64_t d : {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256}) {
+        EXPECT_TRUE(dims.count(d)) << name_of(dtype) << " D " << d << " deterministic " << deterministic;
+      }
+      EXPECT_EQ(met.size(), 17U + 16U) << name_of(dtype) << " deterministic " << deterministic;
+    }
+  }
 }
 
 TEST(Inputs, are_the_same_on_every_platform) {
@@ -164,6 +208,19 @@ TEST(Buffers, strides_lead_to_the_values_and_gaps_are_nan) {
     }
     EXPECT_TRUE(std::isnan(static_cast<const float*>(args.out->data)[0]));
     EXPECT_EQ(buffers.damage(), "");
+  }
+}
+
+TEST(Buffers, shapes_without_values_are_filled_with_finite_ones) {
+  for (const Case& c : suite("quick")) {
+    const oracle::Inputs shapes = make_shapes(c);
+    Buffers buffers(c, shapes, nullptr);
+    ASSERT_EQ(buffers.all().size(), Buffers(c, make_inputs(c), nullptr).all().size()) << c.name;
+    if (c.problem.dtype != DType::kFloat32) continue;
+    const tessera_attention args = buffers.args();
+    const auto* q = static_cast<const float*>(args.q->data);
+    EXPECT_TRUE(std::isfinite(q[0]) && q[0] != 0) << c.name;
+    EXPECT_TRUE(c.problem.op == AttentionOp::kBackward || std::isnan(static_cast<const float*>(args.out->data)[0]));
   }
 }
 

@@ -59,7 +59,7 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 TEST_F(Cli, every_command_has_help_with_examples) {
   const Answer all = run("--help");
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache"}) {
+  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels", "report"}) {
     EXPECT_TRUE(holds(all.text, command));
     const Answer help = run(std::string(command) + " --help");
     EXPECT_EQ(help.code, 0) << command;
@@ -77,6 +77,13 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
       {"verify --device gpu", "gpu"},
       {"verify --device cuda:x", "cuda:x"},
       {"verify --filter no_such_case", "no_such_case"},
+      {"verify --arch-code sm_12", "sm_12"},
+      {"verify --arch-code sm_75", "--device cuda"},
+      {"bench --device cpu --arch-code sm_80", "--device cuda"},
+      {"verify --repeat 0", "--repeat"},
+      {"verify --suite full --record x.json", "--record"},
+      {"kernels --record x.json", "--kernel"},
+      {"kernels --record x.json --by hand --kernel no_such.cuh", "no_such.cuh"},
       {"bench --min-time -1", "--min-time"},
       {"bench --filter no_such_case", "no_such_case"},
       {"explain --op sideways", "sideways"},
@@ -148,6 +155,53 @@ TEST_F(Cli, verify_takes_another_seed_and_a_filter) {
   EXPECT_FALSE(holds(answer.text, "heads_major"));
 }
 
+TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
+  const std::string results = "--results " + file("results");
+  const Answer none = run("kernels --strict --json " + file("kernels.json") + " " + results);
+  EXPECT_EQ(none.code, 1) << none.text;
+  const Json kernels = json("kernels.json")["kernels"];
+  ASSERT_GE(kernels.size(), 3U);
+  Json record{{"kernels", Json::object()}};
+  for (const Json& kernel : kernels) {
+    EXPECT_EQ(kernel["verified"], "never verified");
+    record["kernels"][kernel["header"].get<std::string>()] = {
+        {"hash", kernel["hash"]}, {"archs", {{"sm_75", {{"gpu", "a GPU"}, {"date", "2026-01-02"}, {"by", "test"}}}}}};
+  }
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/verified.json")) << record;
+  const Answer all = run("kernels --strict " + results);
+  EXPECT_EQ(all.code, 0) << all.text;
+  EXPECT_TRUE(holds(all.text, "sm_75 on a GPU, 2026-01-02")) << all.text;
+  record["kernels"]["attention/forward.cuh"]["hash"] = "of other code";
+  std::ofstream(file("results/gpu/verified.json")) << record;
+  EXPECT_EQ(run("kernels " + results).code, 0);
+  const Answer changed = run("kernels --strict " + results);
+  EXPECT_EQ(changed.code, 1);
+  EXPECT_TRUE(holds(changed.text, "attention/forward.cuh  changed since it was verified: sm_75 on a GPU"))
+      << changed.text;
+}
+
+TEST_F(Cli, verify_samples_long_cases) {
+  const Answer answer = run("verify --suite long --filter sq2048 --verbose --json " + file("verify.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json report = json("verify.json");
+  EXPECT_EQ(report["passed"], 2) << "forward and backward";
+  for (const Json& c : report["cases"]) EXPECT_GT(c["error_over_allowed"].get<double>(), 0);
+}
+
+TEST_F(Cli, verify_repeats_and_compares_bitwise) {
+  const Answer answer = run("verify --filter bwd/bf16/b2_sq33 --repeat 5 --json " + file("verify.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, "each case 5 times: 0 ")) << answer.text;
+  const Json report = json("verify.json");
+  EXPECT_EQ(report["repeat"], 5);
+  ASSERT_GT(report["cases"].size(), 5U);
+  for (const Json& c : report["cases"]) {
+    EXPECT_FALSE(c["runs_differ"].get<bool>());
+    EXPECT_EQ(c["kernel"], "cpu_attention");
+  }
+}
+
 TEST_F(Cli, bench_reports_speed_and_a_measured_ceiling) {
   const Answer answer =
       run("bench --suite quick --filter fp32/b1_sq65_sk65_h2:1_d64 --min-time 0.01 --json " + file("bench.json"));
@@ -163,6 +217,81 @@ TEST_F(Cli, bench_reports_speed_and_a_measured_ceiling) {
     EXPECT_GT(c["part_of_ceiling"].get<double>(), 0);
   }
   EXPECT_GT(report["ceilings"]["copy_bytes_per_s"].get<double>(), 0);
+}
+
+TEST_F(Cli, evidence_is_a_checked_result_and_a_hundred_single_calls) {
+  const Answer answer = run("bench --evidence --filter b2_sq128_sk128_h8_d64 --json " + file("bench.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json report = json("bench.json");
+  ASSERT_EQ(report["cases"].size(), 3U);
+  for (const Json& c : report["cases"]) {
+    EXPECT_EQ(c["runs"], 100);
+    EXPECT_GT(c["error_over_allowed"].get<double>(), 0);
+    EXPECT_LE(c["median_s"].get<double>(), c["p95_s"].get<double>());
+    EXPECT_LE(c["p95_s"].get<double>(), c["p99_s"].get<double>());
+  }
+}
+
+Json peers_of_one_cell(double ours, double theirs) {
+  const auto entrant = [](double median) {
+    return Json{{"status", "ok"}, {"median_s", median}, {"error_over_allowed", 0.2}};
+  };
+  Json row{{"op", "forward"}, {"cell", "bf16/<one>"}, {"small", false}, {"dtype", "bf16"},
+           {"batch", 1},      {"seq", 512},           {"heads", 2},     {"dim", 64},
+           {"causal", true},  {"flops", 1e9},         {"bytes", 1e6},   {"unfused_bytes", 2e6}};
+  row["entrants"] = {{"tessera", entrant(ours)}, {"fa2", entrant(theirs)}, {"cudnn", {{"status", "wrong"}}}};
+  return {{"environment", {{"date", "2026-01-02"}, {"gpu", "A & B"}, {"torch", "2.0"}, {"tessera", "0.1.0"}}},
+          {"rows", {row}}};
+}
+
+TEST_F(Cli, report_is_one_page_that_shows_losses_and_asks_for_nothing) {
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(2e-3, 1e-3);
+  const std::string common = "report --results " + file("results") + " --history " + file("history.db");
+  ASSERT_EQ(run(common + " --output " + file("report.html") + " --json " + file("runs.json")).code, 0);
+  EXPECT_EQ(json("runs.json")["new_runs"], 1);
+  std::ifstream in(file("report.html"));
+  const std::string page((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_TRUE(holds(page, "A &amp; B"));
+  EXPECT_TRUE(holds(page, "bf16/&lt;one&gt;"));
+  EXPECT_TRUE(holds(page, "class=\"loss\""));
+  EXPECT_TRUE(holds(page, ">0.50<"));
+  EXPECT_TRUE(holds(page, ">wrong<"));
+  for (const char* never : {"<script", "http:", "https:", "src=", "url("}) EXPECT_FALSE(holds(page, never)) << never;
+
+  // The same file is one run; another one is a second, and the page then has a table over time.
+  run(common + " --output " + file("report.html") + " --json " + file("runs.json"));
+  EXPECT_EQ(json("runs.json")["new_runs"], 0);
+  EXPECT_EQ(json("runs.json")["runs"].size(), 1U);
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(1e-3, 1e-3);
+  run(common + " --output " + file("report.html") + " --json " + file("runs.json"));
+  EXPECT_EQ(json("runs.json")["runs"].size(), 2U);
+  std::ifstream again(file("report.html"));
+  EXPECT_TRUE(holds(std::string((std::istreambuf_iterator<char>(again)), {}), "Over time"));
+}
+
+TEST_F(Cli, tables_in_a_readme_drift_when_results_change) {
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(2e-3, 1e-3);
+  std::ofstream(file("README.md")) << "before\n<!-- made by `tessera report --readme`: do not edit -->\nold\n"
+                                      "<!-- end of what `tessera report` made -->\nafter\n";
+  const std::string command =
+      "report --results " + file("results") + " --readme " + file("README.md") + " --picture " + file("speed.svg");
+  EXPECT_EQ(run(command + " --check").code, 1);
+  EXPECT_EQ(run(command).code, 0);
+  EXPECT_EQ(run(command + " --check").code, 0);
+  std::ifstream in(file("README.md"));
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(text.rfind("before\n", 0), 0U);
+  EXPECT_TRUE(holds(text, "| forward | fa2 | 0.50 | 0.50 |")) << text;
+  EXPECT_FALSE(holds(text, "old"));
+  EXPECT_TRUE(text.ends_with("after\n"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(1e-3, 1e-3);
+  const Answer drifted = run(command + " --check");
+  EXPECT_EQ(drifted.code, 1);
+  EXPECT_TRUE(holds(drifted.text, "README.md is not what the results say")) << drifted.text;
+  EXPECT_TRUE(holds(run("report --readme " + file("results/gpu/peers.json") + " --results " + file("results")).text,
+                    "no part"));
 }
 
 TEST_F(Cli, explain_works_for_a_gpu_that_is_not_there) {

@@ -1,5 +1,6 @@
 #include "cuda/device.h"
 
+#include "cuda/code_arch.h"
 #include "cuda/kernel.h"
 #include "ops/combine.h"
 #include "ops/preprocess.h"
@@ -29,6 +30,75 @@ TEST(Device, is_described) {
   EXPECT_GT(info->multiprocessors, 0);
   EXPECT_GT(info->shared_memory_per_block_optin, 48 * 1024);
   EXPECT_EQ(device(1000).status().code(), TESSERA_NO_DEVICE);
+}
+
+DeviceInfo some_device(int major, int minor, int shared) {
+  DeviceInfo info;
+  info.name = "a GPU";
+  info.major = major;
+  info.minor = minor;
+  info.shared_memory_per_block_optin = shared;
+  return info;
+}
+
+TEST(CodeArch, older_code_is_ptx_with_the_older_limits_and_own_code_a_cubin) {
+  const DeviceInfo hopper = some_device(9, 0, 227 * 1024);
+  const auto native = code_arch_for(hopper, "native");
+  ASSERT_TRUE(native.ok());
+  EXPECT_EQ(native->target, (jit::Target{"sm_90a", false}));
+  EXPECT_EQ(native->compute, 90);
+  EXPECT_EQ(code_arch_for(hopper, "sm_90a")->target, native->target);
+  const std::pair<const char*, std::size_t> older[] = {
+      {"sm_75", 64 * 1024}, {"sm_80", 163 * 1024}, {"sm_86", 99 * 1024}, {"sm_89", 99 * 1024}};
+  for (const auto& [arch, shared] : older) {
+    const auto code = code_arch_for(hopper, arch);
+    ASSERT_TRUE(code.ok()) << arch;
+    EXPECT_EQ(code->target, (jit::Target{arch, true}));
+    EXPECT_EQ(code->shared_memory_per_block, shared);
+  }
+  // sm_80's limit is more than an sm_86 has.
+  EXPECT_EQ(code_arch_for(some_device(8, 6, 99 * 1024), "sm_80")->shared_memory_per_block, 99 * 1024U);
+}
+
+TEST(CodeArch, an_arch_that_is_unknown_or_newer_than_the_device_is_refused_with_a_sentence) {
+  const DeviceInfo ampere = some_device(8, 0, 163 * 1024);
+  for (const char* arch : {"sm_86", "sm_90a"}) {
+    const auto code = code_arch_for(ampere, arch);
+    ASSERT_FALSE(code.ok()) << arch;
+    EXPECT_EQ(code.status().code(), TESSERA_INVALID_ARGUMENT);
+    EXPECT_NE(code.status().message().find("a GPU"), std::string::npos) << code.status().message();
+  }
+  // sm_90a's instructions are not in what comes after.
+  EXPECT_FALSE(code_arch_for(some_device(10, 0, 227 * 1024), "sm_90a").ok());
+  EXPECT_TRUE(code_arch_for(some_device(10, 0, 227 * 1024), "sm_89").ok());
+  for (const char* arch : {"", "sm_12", "sm_90", "sm_75a", "75", "SM_75"}) {
+    const auto code = code_arch_for(ampere, arch);
+    ASSERT_FALSE(code.ok()) << arch;
+    EXPECT_NE(code.status().message().find("sm_75"), std::string::npos) << code.status().message();
+  }
+}
+
+TEST(CodeArch, the_choice_holds_for_the_process_until_taken_back) {
+  const DeviceInfo hopper = some_device(9, 0, 227 * 1024);
+  set_code_arch(*code_arch_for(hopper, "sm_75"));
+  EXPECT_EQ(code_arch_of(hopper).target, (jit::Target{"sm_75", true}));
+  EXPECT_EQ(code_arch_of(hopper).compute, 75);
+  set_code_arch(*code_arch_for(hopper, "native"));
+  EXPECT_EQ(code_arch_of(hopper).target, (jit::Target{"sm_90a", false}));
+}
+
+TEST(CodeArch, kernels_are_loaded_for_the_chosen_arch) {
+  REQUIRE_DEVICE();
+  const jit::KernelInstance instance = select::instance_of(select::preprocess_config(DType::kFloat16, 8));
+  const auto own = load_kernel(kDevice, instance);
+  ASSERT_TRUE(own.ok()) << own.status().message();
+  set_code_arch(*code_arch_for(*device(kDevice), "sm_75"));
+  const auto older = load_kernel(kDevice, instance);
+  const auto named = load_kernel(kDevice, instance, jit::Target{"sm_75", true});
+  set_code_arch(*code_arch_for(*device(kDevice), "native"));
+  ASSERT_TRUE(older.ok()) << older.status().message();
+  EXPECT_EQ(*older, *named);
+  EXPECT_TRUE(*older != *own || arch_of(*device(kDevice)) == "sm_75");
 }
 
 TEST(Device, memory_goes_there_and_back) {

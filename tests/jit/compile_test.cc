@@ -1,5 +1,6 @@
 #include <set>
 
+#include "contract/mma_peak.h"
 #include "jit/config_text.h"
 #include "tests/jit/helpers.h"
 
@@ -35,6 +36,37 @@ TEST(Compile, a_cubin_comes_with_ptxas_report_and_ptx_without) {
   EXPECT_NE((*ptx)->bytes.find(".target sm_80"), std::string::npos);
   EXPECT_EQ((*ptx)->bytes.back(), '\0');
   EXPECT_EQ((*ptx)->resources.registers, -1);
+}
+
+// What the benchmark holds kernels against: nothing but products in the loop.
+TEST(Compile, the_tensor_core_peak_keeps_all_its_products_on_every_arch) {
+  REQUIRE_NVRTC();
+  for (const std::string& arch : select::known_archs()) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      if (dtype == DType::kBFloat16 && arch == "sm_75") continue;
+      CompileRequest request{{.name = "mma_peak",
+                              .header = "bench/mma_peak.cuh",
+                              .entry = "mma_peak",
+                              .params = "MmaPeakParams",
+                              .config = config_text("MmaPeakConfig", MmaPeakConfig{dtype}),
+                              .threads = kMmaPeakThreads,
+                              .min_blocks = 2},
+                             {arch, true},
+                             {},
+                             {}};
+      const auto ptx = compile(request);
+      ASSERT_TRUE(ptx.ok()) << ptx.status().message();
+      const std::string shape = arch == "sm_75" ? "mma.sync.aligned.m16n8k8" : "mma.sync.aligned.m16n8k16";
+      int products = 0;
+      for (std::size_t at = 0; (at = (*ptx)->bytes.find(shape, at)) != std::string::npos; ++at) ++products;
+      EXPECT_GE(products, kMmaPeakChains * (arch == "sm_75" ? 2 : 1)) << arch;
+      EXPECT_EQ(products % kMmaPeakChains, 0) << arch;
+      request.target.ptx = false;
+      const auto cubin = compile(request);
+      ASSERT_TRUE(cubin.ok()) << cubin.status().message();
+      EXPECT_EQ((*cubin)->resources.spill_store_bytes, 0) << arch;
+    }
+  }
 }
 
 TEST(Compile, a_second_compilation_of_the_same_kernel_reports_again) {

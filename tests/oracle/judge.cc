@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tests/oracle/oracle.h"
+#include "tests/oracle/parallel.h"
 
 namespace tessera::oracle {
 namespace {
@@ -104,7 +105,12 @@ double round_to(DType dtype, double value) {
 }
 
 void round_all(DType dtype, HostTensor& tensor) {
-  for (double& x : tensor.data) x = round_to(dtype, x);
+  over_range(tensor.size(), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      double& x = tensor.data[static_cast<std::size_t>(n)];
+      x = round_to(dtype, x);
+    }
+  });
 }
 
 std::uint16_t to_bits16(DType dtype, double value) {

@@ -6,6 +6,8 @@
 #include <functional>
 #include <limits>
 
+#include "tests/oracle/sampled.h"
+
 namespace tessera::oracle {
 namespace {
 
@@ -394,6 +396,55 @@ TEST(Judge, sees_a_small_error_that_is_everywhere) {
   const Verdict v = judge(result, oracle, plain, DType::kFloat32, 1);
   EXPECT_LT(v.max_abs_err, v.allowed);
   EXPECT_FALSE(v.pass);
+}
+
+// Sampled rows and keys are those of the full computation, for every option that moves a score or a mask.
+TEST(Sampled, rows_and_keys_are_those_of_the_whole_oracle) {
+  AttentionProblem p;
+  p.op = AttentionOp::kBackward;
+  p.dtype = DType::kFloat16;
+  p.batch = 2;
+  p.seq_q = 37;
+  p.seq_k = 53;
+  p.heads_q = 4;
+  p.heads_kv = 2;
+  p.dim_qk = 16;
+  p.dim_v = 24;
+  std::vector<AttentionProblem> problems(5, p);
+  problems[1].causal = true;
+  problems[2].causal = true;
+  problems[2].alignment = Alignment::kBottomRight;
+  problems[2].with_dlse = true;
+  problems[3].window_left = 5;
+  problems[3].window_right = 2;
+  problems[3].softcap = 1.5F;
+  problems[4].alibi = true;
+  problems[4].alignment = Alignment::kBottomRight;
+  for (const AttentionProblem& problem : problems) {
+    Inputs in = make(problem);
+    for (HostTensor* t : {&in.q, &in.k, &in.v, &in.d_o}) round_all(problem.dtype, *t);
+    const Outputs whole = attention(in);
+    const Sample sample = make_sample(problem, 9, 3);
+    EXPECT_GE(sample.rows.size(), 8U);
+    EXPECT_EQ(sample.rows.front(), 0);
+    EXPECT_EQ(sample.rows.back(), problem.seq_q - 1);
+    EXPECT_EQ(sample.keys.back(), problem.seq_k - 1);
+    const Outputs want = take_sample(problem, sample, whole);
+    const Outputs got = sampled_attention(in, sample, whole.o, whole.lse);
+    for (auto member : {&Outputs::o, &Outputs::lse, &Outputs::dq, &Outputs::dk, &Outputs::dv}) {
+      ASSERT_EQ((got.*member).shape, (want.*member).shape);
+      for (std::size_t n = 0; n < (want.*member).data.size(); ++n) {
+        ASSERT_NEAR((got.*member).data[n], (want.*member).data[n], 1e-12);
+      }
+      EXPECT_GT((got.*member).terms, 0);
+      EXPECT_LE((got.*member).terms, (whole.*member).terms * (1 + 1e-9)) << "no more room than the whole gives";
+    }
+    const Outputs plain = take_sample(problem, sample, plain_attention(in));
+    const Outputs sampled_plain = sampled_plain_attention(in, sample, whole.o, whole.lse);
+    EXPECT_EQ(sampled_plain.o.data, plain.o.data);
+    EXPECT_EQ(sampled_plain.dq.data, plain.dq.data);
+    EXPECT_TRUE(judge(sampled_plain.dk, got.dk, sampled_plain.dk, problem.dtype, 1).pass);
+  }
 }
 
 }  // namespace

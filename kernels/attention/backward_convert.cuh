@@ -1,0 +1,76 @@
+// dQ = scale * sums, from fp32 tiles in the order of mma's accumulators to rows of the tensor. Bound by memory: 6 bytes
+// an element.
+//
+// A warp takes four tiles of 16 x 8 side by side, each lane what one lane of mma would hold: it reads whole lines. A
+// quad's four lanes then hold two rows of all four tiles between them, and trade, so that each has one tile's two rows
+// of 16 bytes to write.
+#pragma once
+
+#include "contract/attention_backward.h"
+#include "ptx/convert.cuh"
+#include "ptx/global.cuh"
+#include "tile/dq_sums.cuh"
+#include "tile/sequence.cuh"
+
+namespace tessera {
+
+// Word j of lane i of a quad to word i of lane j.
+__forceinline__ void transpose_quad(unsigned (&word)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const unsigned traded = __shfl_xor_sync(0xffffffffu, upper ? word[i] : word[i + step], step);
+      (upper ? word[i] : word[i + step]) = traded;
+    }
+  }
+}
+
+template <BackwardConvertConfig config>
+__forceinline__ void backward_convert(const BackwardConvertParams& p) {
+  const unsigned block = blockIdx.x / p.blocks;
+  const int head = block % p.heads;
+  const int batch = block / p.heads;
+  const int len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
+  const int lane = threadIdx.x % 32;
+  const unsigned groups = (p.chunks + kConvertTiles - 1) / kConvertTiles;  // of tiles, a row of them
+  const unsigned item = blockIdx.x % p.blocks * (config.threads / 32) + threadIdx.x / 32;
+  const int first_chunk = item % groups * kConvertTiles;
+  const Index first_row = static_cast<Index>(item / groups) * 16;
+  if (first_row >= len_q) return;
+
+  const float* tiles = dq_sums_of(p.dq_sums, p.cu_seqlens_q, batch, head, p.heads, p.block_q, p.chunks * 8) +
+                       (first_row / 16 * p.chunks + first_chunk) * 128;
+  float sums[kConvertTiles][4];
+#pragma unroll
+  for (int t = 0; t < kConvertTiles; ++t) {
+    if (first_chunk + t < p.chunks) load_sums(sums[t], tiles + t * 128, lane);
+  }
+  unsigned rows[2][kConvertTiles];
+#pragma unroll
+  for (int t = 0; t < kConvertTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows[half][t] = pack<config.dtype>(sums[t][half * 2] * p.scale, sums[t][half * 2 + 1] * p.scale);
+    }
+  }
+  const int chunk = first_chunk + lane % 4;
+  Bits16* out = rows_of(p.dq, p.dq_strides, p.cu_seqlens_q, batch, head) + chunk * 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    transpose_quad(rows[half], lane);
+    const Index row = first_row + half * 8 + lane / 4;
+    if (row >= len_q || chunk >= p.chunks) continue;
+    Bits16* to = out + row * p.dq_strides.seq;
+    if constexpr (config.vector == 8) {
+      store_16(to, {rows[half][0], rows[half][1], rows[half][2], rows[half][3]});
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = static_cast<Bits16>(rows[half][i / 2] >> (i % 2 * 16));
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,1 @@
+"""Tessera's attention beside its peers on one GPU: `python -m tessera.bench --help`."""

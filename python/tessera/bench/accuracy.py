@@ -1,0 +1,77 @@
+"""The gate before the clock: results of two heads against fp64, held to what plain arithmetic in the same precision gets.
+
+The plain computation multiplies the rounded inputs with fp32 sums, takes the softmax in fp32 and rounds P, dS and the
+results to the input type. A result passes where its error, in the largest element and in the Frobenius norm, is at most
+three times the plain one's plus one epsilon of the type, and where nothing in the whole tensor is NaN or infinite.
+`tessera verify` asks for more; this is to keep a wrong result out of the table.
+"""
+
+import math
+
+FACTOR = 3.0
+CHUNK = 2048  # query rows at a time
+
+
+def heads_checked(batch, heads):
+    return sorted({(0, 0), (batch - 1, heads - 1)})
+
+
+def one_head(q, k, v, do, causal, exact):
+    """o, dq, dk, dv of one head, [S, D] each, as fp64; `exact`: fp64 throughout, else the plain computation."""
+    import torch
+
+    real = torch.float64 if exact else torch.float32
+    rounded = (lambda t: t) if exact else (lambda t: t.to(q.dtype).to(real))
+    dtype_q, dtype_k, dtype_v, dtype_do = (t.to(real) for t in (q, k, v, do))
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    seq = k.shape[0]
+    o, dq = torch.empty_like(dtype_do), torch.empty_like(dtype_q)
+    dk, dv = torch.zeros_like(dtype_k), torch.zeros_like(dtype_v)
+    columns = torch.arange(seq, device=q.device)
+    for first in range(0, q.shape[0], CHUNK):
+        rows = slice(first, min(first + CHUNK, q.shape[0]))
+        end = rows.stop if causal else seq  # keys past the last row of the chunk are masked
+        scores = dtype_q[rows] @ dtype_k[:end].T * scale
+        if causal:
+            position = torch.arange(rows.start, rows.stop, device=q.device)
+            scores.masked_fill_(columns[None, :end] > position[:, None], float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        del scores
+        o[rows] = rounded(rounded(weights) @ dtype_v[:end])
+        delta = (dtype_do[rows] * o[rows]).sum(-1, keepdim=True)
+        dv[:end] += rounded(weights).T @ dtype_do[rows]
+        ds = rounded(weights * (dtype_do[rows] @ dtype_v[:end].T - delta))
+        del weights
+        dq[rows] = rounded(ds @ dtype_k[:end] * scale)
+        dk[:end] += ds.T @ dtype_q[rows]
+    return {name: t.double() for name, t in (("out", o), ("dq", dq), ("dk", rounded(dk * scale)), ("dv", rounded(dv)))}
+
+
+class Reference:
+    def __init__(self, cell, q, k, v, do):
+        import torch
+
+        self.dtype = q.dtype
+        self.epsilon = 2.0**-7 if q.dtype == torch.bfloat16 else 2.0**-10 if q.dtype == torch.float16 else 2.0**-23
+        self.heads = []
+        for b, h in heads_checked(cell.batch, cell.heads):
+            head = [t[b, :, h] for t in (q, k, v, do)]
+            exact, plain = (one_head(*head, cell.causal, e) for e in (True, False))
+            self.heads.append((b, h, exact, plain))
+
+    def judge(self, **results):
+        """(error over what is allowed, a sentence where it is wrong)."""
+        worst = 0.0
+        for name, tensor in results.items():
+            if not bool(tensor.isfinite().all()):
+                return float("inf"), f"{name} has NaN or infinity"
+            for b, h, exact, plain in self.heads:
+                want, base = exact[name], plain[name]
+                error, own = tensor[b, :, h].double() - want, base - want
+                for norm in (lambda t: float(t.abs().max()), lambda t: float(t.norm())):
+                    allowed = FACTOR * norm(own) + self.epsilon * norm(want)
+                    ratio = norm(error) / allowed if norm(error) > 0 else 0.0
+                    worst = max(worst, ratio)
+                    if not ratio <= 1:
+                        return ratio, f"{name} is off by {ratio:.3g} times what is allowed"
+        return worst, ""

@@ -1,0 +1,178 @@
+"""Those who run: Tessera and its peers. Each is made for a cell and offers forward() and, after start_backward(),
+backward().
+
+Tensors lie as [B, S, H, D]; SDPA's backends see them as [B, H, S, D] through strides, which all of them take without a
+copy. The forward is timed as inference is run (no gradient asked, no LSE); the backward alone, from a forward that was
+run before. choose() goes before either, outside of what is timed: it sets the process-wide switches of SDPA.
+"""
+
+from . import library
+
+
+class Tessera:
+    """Fast mode; Deterministic is the same with the flag set."""
+
+    deterministic = False
+
+    def __init__(self, cell, q, k, v, lib):
+        import torch
+
+        self.lib, self.cell = lib, cell
+        self.q, self.k, self.v = q, k, v
+        self.out = torch.empty_like(q)
+        self.run_forward = library.Plan(lib, library.FORWARD, cell.causal, q=q, k=k, v=v, out=self.out)
+        self.explanation = self.run_forward.explanation
+
+    def choose(self):
+        pass
+
+    def forward(self):
+        self.run_forward()
+        return self.out
+
+    def start_backward(self, dout):
+        import torch
+
+        b, s, h, _ = self.q.shape
+        self.lse = torch.empty(b, h, s, dtype=torch.float32, device=self.q.device)
+        self.saved = torch.empty_like(self.q)
+        library.Plan(self.lib, library.FORWARD, self.cell.causal, q=self.q, k=self.k, v=self.v, out=self.saved,
+                     lse=self.lse)()
+        self.grads = tuple(torch.empty_like(t) for t in (self.q, self.k, self.v))
+        dq, dk, dv = self.grads
+        self.run_backward = library.Plan(self.lib, library.BACKWARD, self.cell.causal, self.deterministic, q=self.q,
+                                         k=self.k, v=self.v, out=self.saved, lse=self.lse, dout=dout, dq=dq, dk=dk,
+                                         dv=dv)
+        self.explanation = self.run_backward.explanation
+
+    def backward(self):
+        self.run_backward()
+        return self.grads
+
+
+class TesseraDeterministic(Tessera):
+    deterministic = True
+
+
+class Torch:
+    """Anything that autograd knows: `attend(q, k, v)` on [B, S, H, D] tensors."""
+
+    def __init__(self, cell, q, k, v, attend, choose=lambda: None):
+        self.cell, self.attend, self.choose = cell, attend, choose
+        self.q, self.k, self.v = q, k, v
+
+    def forward(self):
+        return self.attend(self.q, self.k, self.v)
+
+    def start_backward(self, dout):
+        import torch
+
+        self.leaves = [t.detach().requires_grad_() for t in (self.q, self.k, self.v)]
+        self.dout = dout
+        self.choose()
+        with torch.enable_grad():
+            self.result = self.attend(*self.leaves)
+
+    def backward(self):
+        import torch
+
+        return torch.autograd.grad(self.result, self.leaves, self.dout, retain_graph=True)
+
+
+def sdpa(name, deterministic=False):
+    def make(cell, q, k, v, _):
+        import torch
+        import torch.nn.functional as functional
+
+        switches = torch.backends.cuda
+        backends = {"flash": switches.enable_flash_sdp, "cudnn": switches.enable_cudnn_sdp,
+                    "efficient": switches.enable_mem_efficient_sdp, "math": switches.enable_math_sdp}
+
+        def choose():
+            for backend, enable in backends.items():
+                enable(backend == name)
+            torch.use_deterministic_algorithms(deterministic, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel of its own otherwise
+
+        def attend(q, k, v):
+            return functional.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=cell.causal).transpose(1, 2)
+
+        return Torch(cell, q, k, v, attend, choose)
+
+    return make
+
+
+def flex(cell, q, k, v, _):
+    import torch
+    from torch.nn.attention import flex_attention as module
+
+    mask = None
+    if cell.causal:
+        mask = module.create_block_mask(lambda b, h, i, j: i >= j, None, None, cell.seq, cell.seq, device=q.device)
+    torch._dynamo.reset()
+    compiled = torch.compile(module.flex_attention, dynamic=False)
+
+    def attend(q, k, v):
+        return compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask).transpose(1, 2)
+
+    return Torch(cell, q, k, v, attend)
+
+
+def flash_attn(module_name):
+    def make(cell, q, k, v, _):
+        import importlib
+
+        function = importlib.import_module(module_name).flash_attn_func
+
+        def attend(q, k, v):
+            result = function(q, k, v, causal=cell.causal)
+            return result[0] if isinstance(result, tuple) else result
+
+        return Torch(cell, q, k, v, attend)
+
+    return make
+
+
+class FlashInfer:
+    """Forward only, over packed sequences of equal length."""
+
+    def __init__(self, cell, q, k, v, _):
+        import flashinfer
+        import torch
+
+        self.shape = q.shape
+        starts = torch.arange(0, cell.batch + 1, dtype=torch.int32, device=q.device) * cell.seq
+        self.wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+            torch.empty(256 << 20, dtype=torch.uint8, device=q.device), "NHD")
+        self.wrapper.plan(starts, starts, cell.heads, cell.heads, cell.dim, causal=cell.causal, q_data_type=q.dtype)
+        self.packed = [t.reshape(-1, cell.heads, cell.dim) for t in (q, k, v)]
+
+    def choose(self):
+        pass
+
+    def forward(self):
+        return self.wrapper.run(*self.packed).view(self.shape)
+
+    def start_backward(self, dout):
+        raise library.Refused("it has no backward")
+
+
+# By name, as --peers takes them: how to make one, and what it is.
+OURS = {
+    "tessera": (Tessera, "Tessera"),
+    "tessera-det": (TesseraDeterministic, "Tessera, deterministic backward"),
+}
+PEERS = {
+    "fa2": (sdpa("flash"), "SDPA, FlashAttention-2 backend"),
+    "cudnn": (sdpa("cudnn"), "SDPA, cuDNN backend"),
+    "efficient": (sdpa("efficient"), "SDPA, memory-efficient backend"),
+    "math": (sdpa("math"), "SDPA, unfused"),
+    "fa2-det": (sdpa("flash", True), "SDPA, FlashAttention-2 backend, deterministic"),
+    "cudnn-det": (sdpa("cudnn", True), "SDPA, cuDNN backend, deterministic"),
+    "flex": (flex, "FlexAttention, compiled"),
+    "flash_attn": (flash_attn("flash_attn"), "flash_attn package"),
+    "fa3": (flash_attn("flash_attn_interface"), "FlashAttention-3 package"),
+    "flashinfer": (FlashInfer, "flashinfer package"),
+}
+PACKAGES = {"flash_attn": "flash_attn", "fa3": "flash_attn_interface", "flashinfer": "flashinfer"}

@@ -1,0 +1,130 @@
+"""Time, taken so that drift of clocks and temperature hits all alike: one call of each entrant in turn, round after
+round, the L2 cache flushed before each, events around it; every sample is kept."""
+
+import shutil
+import statistics
+import subprocess
+import time
+
+FLUSH_BYTES = 256 << 20
+HEAD_START_CYCLES = 300_000  # about 150 us
+GPU_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilization.gpu")
+
+
+def gpu_state():
+    """SM and memory clock (MHz), power (W), temperature (C) as nvidia-smi has them; {} where it is not there."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    command = [program, "-i", "0", "--query-gpu=" + ",".join(GPU_FIELDS + ("driver_version",)),
+               "--format=csv,noheader,nounits"]
+    try:
+        line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return {}
+    values = [text.strip() for text in line.split(",")]
+    state = {"driver": values[-1]}
+    for field, text in zip(GPU_FIELDS, values):
+        try:
+            state[field] = float(text)
+        except ValueError:
+            state[field] = text
+    return state
+
+
+def summary(samples):
+    """Seconds: median, 5th and 95th percentile, least and most of the samples, and all of them."""
+    ordered = sorted(samples)
+
+    def at(part):
+        return ordered[round(part * (len(ordered) - 1))]
+
+    return {"median_s": statistics.median(ordered), "p05_s": at(0.05), "p95_s": at(0.95), "min_s": ordered[0],
+            "max_s": ordered[-1], "samples_s": samples}
+
+
+class CpuClock:
+    """For trying the harness where there is no GPU."""
+
+    def round_robin(self, entrants, rounds, hide_host=True):
+        samples = [[] for _ in entrants]
+        for _ in range(rounds):
+            for (choose, call), kept in zip(entrants, samples):
+                choose()
+                begin = time.perf_counter()
+                call()
+                kept.append(time.perf_counter() - begin)
+        return samples
+
+    def host(self, choose, call, repeats=20):
+        return self.round_robin([(choose, call)], repeats)[0]
+
+    def graph(self, make_call, repeats=20):
+        return None
+
+
+class CudaClock:
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.cache = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def round_robin(self, entrants, rounds, hide_host=True):
+        """entrants: (choose, call) each. hide_host: the GPU is kept busy before the clock starts, so that what the host
+        does for a launch is not in the time; else it is, as far as it is longer than the flush."""
+        torch = self.torch
+        events = [[] for _ in entrants]
+        for _ in range(rounds):
+            for (choose, call), kept in zip(entrants, events):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                choose()
+                self.cache.zero_()
+                if hide_host:
+                    torch.cuda._sleep(HEAD_START_CYCLES)
+                begin.record()
+                call()
+                end.record()
+                kept.append((begin, end))
+            # The queue is kept short, so that no call waits for room in it.
+            torch.cuda.synchronize()
+        return [[begin.elapsed_time(end) * 1e-3 for begin, end in kept] for kept in events]
+
+    def host(self, choose, call, repeats=50):
+        """Seconds that a call keeps the host, the GPU idle before each."""
+        samples = []
+        choose()
+        for _ in range(repeats):
+            self.torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            samples.append(time.perf_counter() - begin)
+        self.torch.cuda.synchronize()
+        return samples
+
+    def graph(self, make_call, repeats=20, per_replay=20):
+        """Seconds of a call replayed from a CUDA graph, no flush, the host's work gone. make_call is asked for the call
+        on the stream that will be captured: autograd runs a backward on its forward's stream."""
+        torch = self.torch
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call = make_call()
+            for _ in range(3):
+                call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(per_replay):
+                call()
+        graph.replay()
+        torch.cuda.synchronize()
+        samples = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            samples.append(begin.elapsed_time(end) * 1e-3 / per_replay)
+        return samples

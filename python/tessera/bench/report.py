@@ -1,0 +1,144 @@
+"""The table that ends a run, from the record alone. Nothing here needs torch."""
+
+import math
+
+
+def geometric_mean(values):
+    return math.exp(sum(math.log(v) for v in values) / len(values)) if values else float("nan")
+
+
+def speedups(record, op, entrant, peer, small=None):
+    """[(cell, time of the peer / time of the entrant)] where both gave a right answer."""
+    pairs = []
+    for row in record["rows"]:
+        if row["op"] != op or (small is not None and row["small"] != small):
+            continue
+        ours, theirs = row["entrants"].get(entrant, {}), row["entrants"].get(peer, {})
+        if ours.get("status") == "ok" and theirs.get("status") == "ok":
+            pairs.append((row["cell"], theirs["median_s"] / ours["median_s"]))
+    return pairs
+
+
+def against_best(record, op, entrant, peers, small=None):
+    pairs = []
+    for row in record["rows"]:
+        if row["op"] != op or (small is not None and row["small"] != small):
+            continue
+        ours = row["entrants"].get(entrant, {})
+        theirs = [row["entrants"][p]["median_s"] for p in peers if row["entrants"].get(p, {}).get("status") == "ok"]
+        if ours.get("status") == "ok" and theirs:
+            pairs.append((row["cell"], min(theirs) / ours["median_s"]))
+    return pairs
+
+
+def line_about(title, pairs):
+    if not pairs:
+        return f"  {title:<28} nothing to compare"
+    ratios = [ratio for _, ratio in pairs]
+    worst_cell, worst = min(pairs, key=lambda pair: pair[1])
+    losses = sum(ratio < 1 for ratio in ratios)
+    return (f"  {title:<28} geometric mean {geometric_mean(ratios):.3f}   minimum {worst:.3f} ({worst_cell})   "
+            f"behind in {losses} of {len(ratios)}")
+
+
+def figure(row, entrant):
+    result = row["entrants"].get(entrant)
+    if result is None:
+        return "-"
+    if result["status"] != "ok":
+        return {"wrong": "WRONG", "refused": "refused"}.get(result["status"], "failed")
+    if row["small"]:
+        return f"{result['median_s'] * 1e6:.1f}"
+    return f"{row['flops'] / result['median_s'] / 1e12:.0f}"
+
+
+def table(rows, entrants, ours):
+    peers = [name for name in entrants if name not in ours]
+    head = ["cell"] + entrants + [f"/{p}" for p in peers]
+    lines = [head]
+    for row in rows:
+        line = [row["cell"]] + [figure(row, name) for name in entrants]
+        mine = row["entrants"].get("tessera", {})
+        for peer in peers:
+            theirs = row["entrants"].get(peer, {})
+            both = mine.get("status") == "ok" and theirs.get("status") == "ok"
+            line.append(f"{theirs['median_s'] / mine['median_s']:.2f}" if both else "-")
+        lines.append(line)
+    widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
+    return "\n".join("  ".join(text.ljust(w) if n == 0 else text.rjust(w) for n, (text, w) in
+                               enumerate(zip(line, widths))) for line in lines)
+
+
+def text_of(record):
+    entrants = record["entrants"]
+    ours = [name for name in entrants if name.startswith("tessera")]
+    peers = [name for name in entrants if name not in ours]
+    parts = []
+    for op in ("forward", "backward"):
+        for small in (False, True):
+            rows = [r for r in record["rows"] if r["op"] == op and r["small"] == small]
+            if not rows:
+                continue
+            unit = "microseconds around the call" if small else "TFLOP/s"
+            used = [e for e in entrants if any(e in r["entrants"] for r in rows)]
+            parts.append(f"\n{op}, {unit}; /peer: Tessera's speed over the peer's\n" + table(rows, used, ours))
+            if small:
+                parts.append(small_table(rows, used))
+    notes = sorted({f"  {name}: {result['detail']}" for row in record["rows"] for name, result in
+                    row["entrants"].items() if result.get("detail")})
+    if notes:
+        parts.append("\nnot timed:\n" + "\n".join(notes))
+    parts.append("\nTessera's speed over each peer's, cell by cell:")
+    for op in ("forward", "backward"):
+        for small in (False, True):
+            if not any(r["op"] == op and r["small"] == small for r in record["rows"]):
+                continue
+            kind = f"{op}{', small' if small else ''}"
+            for peer in peers:
+                pairs = speedups(record, op, "tessera", peer, small)
+                if pairs:
+                    parts.append(line_about(f"{kind}, {peer}", pairs))
+            if len(peers) > 1:
+                parts.append(line_about(f"{kind}, the best of them", against_best(record, op, "tessera", peers, small)))
+    for peer in ("tessera", "fa2-det", "cudnn-det"):
+        pairs = speedups(record, "backward", "tessera-det", peer, small=False)
+        if pairs:
+            parts.append(line_about(f"deterministic, {peer}", pairs))
+    return "\n".join(parts)
+
+
+def small_table(rows, entrants):
+    lines = [["graph replay / host, us"] + entrants]
+    for row in rows:
+        line = [row["cell"]]
+        for name in entrants:
+            result = row["entrants"].get(name, {})
+            graph, host = result.get("graph_s"), result.get("host_s")
+            line.append(f"{graph * 1e6:.1f} / {host * 1e6:.0f}" if graph and host else
+                        f"- / {host * 1e6:.0f}" if host else "-")
+        lines.append(line)
+    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
+    return "\n".join("  ".join(t.ljust(w) if n == 0 else t.rjust(w) for n, (t, w) in enumerate(zip(line, widths)))
+                     for line in lines)
+
+
+def compare(first, second):
+    """How far two runs of the same cells are apart: per entrant and op, the geometric mean of second / first."""
+    lines = []
+    names = [n for n in first["entrants"] if n in second["entrants"]]
+    by_key = {(r["op"], r["cell"]): r for r in second["rows"]}
+    for op in ("forward", "backward"):
+        for name in names:
+            ratios = []
+            for row in first["rows"]:
+                other = by_key.get((row["op"], row["cell"]))
+                if row["op"] != op or other is None:
+                    continue
+                a, b = row["entrants"].get(name, {}), other["entrants"].get(name, {})
+                if a.get("status") == "ok" and b.get("status") == "ok":
+                    ratios.append(b["median_s"] / a["median_s"])
+            if ratios:
+                spread = max(max(ratios), 1 / min(ratios))
+                lines.append(f"  {op:<9} {name:<12} {geometric_mean(ratios):.4f} over {len(ratios)} cells, "
+                             f"at most {spread:.3f} apart in one")
+    return "\n".join(lines)

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""collect_results.py OUT RESULTS: what scripts/gpu_check.sh left in OUT, as the files that are committed.
+
+verify.json has each suite's counts and, case by case on one line, the error over what is allowed; peers.json, bench.json,
+evidence.json, doctor.json and verified.json are as they were written. What OUT does not have stays as it was.
+"""
+
+import json
+import pathlib
+import sys
+
+KEPT = ("peers", "bench", "evidence", "doctor", "verified")
+
+
+def verify_summary(report):
+    """Counts, and per case its error; refused cases only by number and reason."""
+    reasons = {}
+    cases = {}
+    for case in report["cases"]:
+        if case["outcome"] == "refused":
+            reasons[case["detail"]] = reasons.get(case["detail"], 0) + 1
+        elif case["outcome"] == "failed":
+            cases[case["name"]] = {"failed": case.get("detail", ""), "error": case.get("error_over_allowed")}
+        else:
+            cases[case["name"]] = round(case["error_over_allowed"], 4)
+    kept = {key: report[key] for key in ("date", "version", "suite", "device", "arch_code", "seed", "repeat", "passed", "failed", "refused",
+                                         "worst_error_over_allowed", "worst_case", "seconds")}
+    return kept | {"refusals": reasons, "cases": cases}
+
+
+def dump(value, depth=0):
+    """JSON with a line for each case or row, so that a diff is of cases and not of files."""
+    pad = " " * (depth + 1)
+    if isinstance(value, dict) and value and depth < 4:
+        inner = ",\n".join(f"{pad}{json.dumps(key)}: {dump(item, depth + 1)}" for key, item in value.items())
+        return "{\n" + inner + "\n" + " " * depth + "}"
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list)) and depth < 4:
+        return "[\n" + ",\n".join(pad + json.dumps(item) for item in value) + "\n" + " " * depth + "]"
+    return json.dumps(value)
+
+
+def without_paths(value):
+    """Folders of the machine that measured are no part of a result."""
+    if isinstance(value, dict):
+        dropped = ("directory", "path", "library", "places", "cache")
+        return {key: without_paths(item) for key, item in value.items() if key not in dropped}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    return value
+
+
+def collect(out, results):
+    out, results = pathlib.Path(out), pathlib.Path(results)
+    results.mkdir(parents=True, exist_ok=True)
+    target = results / "verify.json"
+    verify = json.loads(target.read_text()) if target.exists() else {}
+    verify = {key: value for key, value in verify.items() if isinstance(value.get("cases"), dict)}
+    for file in sorted(out.glob("verify_*.json")):
+        verify[file.stem.removeprefix("verify_")] = verify_summary(json.loads(file.read_text()))
+    if verify:
+        target.write_text(dump(verify) + "\n")
+    for name in KEPT:
+        file = out / f"{name}.json"
+        if file.exists():
+            (results / file.name).write_text(dump(without_paths(json.loads(file.read_text()))) + "\n")
+    sanitizers = sorted(out.glob("sanitizer_*.txt"))
+    if sanitizers:
+        lines = []
+        for file in sanitizers:
+            last = [line for line in file.read_text().splitlines() if line.strip()]
+            said = [line for line in last if "ERROR SUMMARY" in line or "RACECHECK SUMMARY" in line]
+            counted = [line for line in last if " passed, " in line]
+            lines.append(f"{file.stem.removeprefix('sanitizer_')}: {'; '.join(s.strip('= ') for s in said + counted)}")
+        (results / "sanitizer.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    collect(sys.argv[1], sys.argv[2])

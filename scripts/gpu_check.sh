@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# scripts/gpu_check.sh OUT: everything a GPU can prove, in one command: doctor, the GPU tests, verify (full as sm_90a's,
+# sm_80's and sm_75's code, hostile, long, repeated runs), compute-sanitizer on the small set, bench, and the peers.
+# All output goes to OUT; results/<gpu>/ is brought up to date; a summary comes last. The exit code is 1 where a check
+# failed, 3 where there is no GPU.
+#
+# BUILD (default build) holds the built program; it is built where it is missing. PYTHON (default python3) is one with
+# PyTorch, for the peers. SKIP names steps to leave out, with commas: tests, verify, sanitizer, bench, peers.
+set -uo pipefail
+out=${1:?usage: scripts/gpu_check.sh OUT}
+cd "$(dirname "$0")/.."
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+build=${BUILD:-build}
+python=${PYTHON:-python3}
+tessera=$build/bin/tessera
+[ -x "$tessera" ] || make build BUILD="$build" || exit 1
+
+begin=$SECONDS
+bad=0
+: > "$out/summary.txt"
+say() { echo "$*" | tee -a "$out/summary.txt"; }
+skipped() { case ",${SKIP:-}," in *",$1,"*) return 0 ;; esac; return 1; }
+
+# step NAME LIMIT COMMAND...: output to OUT/NAME.txt, its last line into the summary.
+step() {
+  local name=$1 limit=$2 start=$SECONDS code
+  shift 2
+  timeout "$limit" "$@" > "$out/$name.txt" 2>&1
+  code=$?
+  local last
+  last=$(grep -v '^\s*$' "$out/$name.txt" | grep -vE '^(verify|bench|kernels): [0-9]+ of' | tail -n "${lines:-1}")
+  case $code in
+    0) say "ok      $name ($((SECONDS - start)) s)" ;;
+    124) say "TIMEOUT $name after $limit s"; bad=1 ;;
+    *) say "FAILED  $name, exit code $code ($((SECONDS - start)) s)"; bad=1 ;;
+  esac
+  [ -z "$last" ] || say "$(sed 's/^/          /' <<< "$last")"
+  return $code
+}
+
+step doctor 60 "$tessera" doctor --json "$out/doctor.json"
+gpu=$("$python" - "$out/doctor.json" <<'PY'
+import json, re, sys
+devices = json.load(open(sys.argv[1])).get("cuda", {}).get("devices", [])
+name = devices[0]["name"] if devices else ""
+print(re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|geforce", "", name.lower())).strip("-"))
+PY
+)
+if [ -z "$gpu" ]; then
+  say "no GPU here: nothing was checked"
+  exit 3
+fi
+record=$out/verified.json
+cp "results/$gpu/verified.json" "$record" 2>/dev/null
+
+if ! skipped tests && [ -x "$build/bin/cuda_test" ]; then
+  if step cuda_test 120 "$build/bin/cuda_test"; then
+    "$tessera" kernels --record "$record" --by cuda_test \
+      --kernel attention/backward_preprocess.cuh,attention/split_combine.cuh
+  fi
+fi
+if ! skipped verify; then
+  lines=2
+  for arch in native sm_80 sm_75; do
+    step "verify_full_$arch" 170 "$tessera" verify --device cuda --suite full --arch-code $arch \
+      --json "$out/verify_full_$arch.json" --record "$record"
+  done
+  step verify_hostile 60 "$tessera" verify --device cuda --suite hostile --json "$out/verify_hostile.json"
+  step verify_long 90 "$tessera" verify --device cuda --suite long --json "$out/verify_long.json"
+  lines=3 step verify_repeat 90 "$tessera" verify --device cuda --suite full --filter det --repeat 100 \
+    --json "$out/verify_repeat.json"
+  lines=1
+fi
+if ! skipped sanitizer; then
+  if command -v compute-sanitizer > /dev/null; then
+    # Side by side: most of their time is the host's.
+    declare -A running
+    for tool in memcheck racecheck synccheck initcheck; do
+      timeout 150 compute-sanitizer --tool $tool --error-exitcode 9 "$tessera" verify --device cuda --suite sanitize \
+        > "$out/sanitizer_$tool.txt" 2>&1 &
+      running[$tool]=$!
+    done
+    for tool in memcheck racecheck synccheck initcheck; do
+      if wait "${running[$tool]}"; then
+        say "ok      sanitizer $tool: $(grep SUMMARY "$out/sanitizer_$tool.txt" | tail -n 1)"
+      else
+        say "FAILED  sanitizer $tool: $(grep -v '^\s*$' "$out/sanitizer_$tool.txt" | tail -n 1)"
+        bad=1
+      fi
+    done
+  else
+    say "skipped sanitizer: compute-sanitizer is not on the path"
+  fi
+fi
+if ! skipped bench; then
+  step bench 120 "$tessera" bench --device cuda --min-time 0.03 --json "$out/bench.json"
+  step evidence 120 "$tessera" bench --device cuda --evidence --json "$out/evidence.json"
+fi
+if ! skipped peers; then
+  if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+    # The benchmark needs nothing of the package around it, which need not be installed here.
+    mkdir -p "$out/path"
+    cp -r python/tessera/bench "$out/path/tessera_bench"
+    lines=14 step peers 200 env PYTHONPATH="$out/path" "$python" -m tessera_bench \
+      --library "$build/lib/libtessera.so" --json "$out/peers.json"
+    rm -rf "$out/path"
+  else
+    say "skipped peers: $python has no PyTorch that sees the GPU"
+  fi
+fi
+
+"$python" scripts/collect_results.py "$out" "results/$gpu" && say "results/$gpu is up to date"
+tar -czf "$out/results-$gpu.tgz" "results/$gpu"  # to carry what is to be committed to another machine
+"$tessera" kernels | tee -a "$out/summary.txt"
+say "$((SECONDS - begin)) s in all on $gpu; $([ $bad = 0 ] && echo 'all checks passed' || echo 'SOME CHECKS FAILED')"
+exit $bad

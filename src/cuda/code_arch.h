@@ -1,0 +1,31 @@
+// Which architecture's code a device runs: its own, unless verify and bench ask for an older one's, to prove on one GPU
+// what others will run. The older code travels as PTX, and the selector sees the older limits.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "cuda/device.h"
+
+namespace tessera::cuda {
+
+struct CodeArch {
+  jit::Target target;  // PTX where it is not the device's own architecture
+  int compute = 0;     // 10 * major + minor
+  std::size_t shared_memory_per_block = 0;
+};
+
+// "native", or "sm_75" ... "sm_90a". TESSERA_INVALID_ARGUMENT for another spelling and for an architecture that is
+// newer than the device.
+Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch);
+// Is it a spelling that some device could take?
+Status check_arch_name(const std::string& arch);
+
+// Process-wide, for all devices; plans made before keep their choice but load for the new one, so it is set first. Not
+// in the C ABI.
+void set_code_arch(const CodeArch& arch);
+
+// What is in force for a device.
+CodeArch code_arch_of(const DeviceInfo& device);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,52 @@
+"""scripts/collect_results.py: what a GPU machine left behind becomes what is committed."""
+
+import importlib.util
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("collect_results", ROOT / "scripts" / "collect_results.py")
+collect_results = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(collect_results)
+
+
+def verify_report(cases):
+    return {"date": "2026-01-02", "version": "0.1.0", "suite": "full", "device": "cuda:0", "arch_code": "native",
+            "seed": 1, "repeat": 1, "passed": 1, "failed": 1, "refused": 2, "worst_error_over_allowed": 1.5,
+            "worst_case": "b", "seconds": 3.0, "cases": cases}
+
+
+def test_cases_are_kept_with_their_errors_and_refusals_by_reason(tmp_path):
+    out, results = tmp_path / "out", tmp_path / "results" / "gpu"
+    out.mkdir()
+    (out / "verify_full_native.json").write_text(json.dumps(verify_report([
+        {"name": "a", "outcome": "passed", "error_over_allowed": 0.123456},
+        {"name": "b", "outcome": "failed", "error_over_allowed": 1.5, "detail": "dq: off"},
+        {"name": "c", "outcome": "refused", "detail": "no fp32"},
+        {"name": "d", "outcome": "refused", "detail": "no fp32"}])))
+    (out / "doctor.json").write_text(json.dumps({"version": "0.1.0", "nvrtc": {"path": "/home/x", "places": [1]}}))
+    (out / "sanitizer_memcheck.txt").write_text("sanitize on cuda: 23 passed, 0 failed\n========= ERROR SUMMARY: 0 errors\n")
+    collect_results.collect(out, results)
+    suite = json.loads((results / "verify.json").read_text())["full_native"]
+    assert suite["cases"] == {"a": 0.1235, "b": {"failed": "dq: off", "error": 1.5}}
+    assert suite["refusals"] == {"no fp32": 2}
+    assert "/home" not in (results / "doctor.json").read_text()
+    assert "memcheck: ERROR SUMMARY: 0 errors; sanitize on cuda: 23 passed" in (results / "sanitizer.txt").read_text()
+
+
+def test_what_was_not_measured_again_stays(tmp_path):
+    out, results = tmp_path / "out", tmp_path / "results"
+    out.mkdir()
+    results.mkdir()
+    (results / "verify.json").write_text(json.dumps({"hostile": {"cases": {"x": 0.5}}, "old": {"cases": []}}))
+    (out / "verify_long.json").write_text(json.dumps(verify_report([])))
+    collect_results.collect(out, results)
+    kept = json.loads((results / "verify.json").read_text())
+    assert set(kept) == {"hostile", "long"}
+    assert kept["hostile"]["cases"] == {"x": 0.5}
+
+
+def test_rows_stand_on_a_line_each():
+    text = collect_results.dump({"rows": [{"a": 1}, {"a": 2}], "facts": {"b": 3}})
+    assert json.loads(text) == {"rows": [{"a": 1}, {"a": 2}], "facts": {"b": 3}}
+    assert ' {"a": 1},\n' in text
