@@ -289,9 +289,8 @@ def _masked_in_a_graph(q, k, v, mask, masks, sinks):
         cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1], **masks,
     )  # fmt: skip
     out = _with_sinks(out, sinks)
-    whole = torch.zeros_like(out).index_copy(0, order_q, out).view(*q.shape[:2], *out.shape[1:])
-    # Rows that belong to no sequence were never written.
-    return torch.where(real_q[:, :, None, None], whole, 0)
+    # Rows that belong to no sequence come back from attention as zero.
+    return torch.zeros_like(out).index_copy(0, order_q, out).view(*q.shape[:2], *out.shape[1:])
 
 
 def _with_sinks(result, sinks):

@@ -27,7 +27,7 @@ MODELS = {
     "gemma2": lambda: transformers.Gemma2ForCausalLM(
         transformers.Gemma2Config(
             **SMALL, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=8,
-            attn_logit_softcapping=5.0, query_pre_attn_scalar=32,
+            attn_logit_softcapping=5.0, query_pre_attn_scalar=11,
         )
     ),  # fmt: skip
     "gpt2": lambda: transformers.GPT2LMHeadModel(
