@@ -34,8 +34,10 @@ bool aligned(const tessera_tensor* t) {
   constexpr std::uint64_t kVector = 16;
   const std::uint64_t bytes = t->dtype.bits / 8;
   std::uint64_t all = reinterpret_cast<std::uintptr_t>(t->data) + t->byte_offset;
-  for (int i = 0; i + 1 < t->ndim && t->strides != nullptr; ++i)
-    all |= static_cast<std::uint64_t>(t->strides[i]) * bytes;
+  for (int i = 0; i + 1 < t->ndim && t->strides != nullptr; ++i) {
+    // The stride of a dim of size 1 is never taken, and DLPack puts a 1 there.
+    if (t->shape[i] > 1) all |= static_cast<std::uint64_t>(t->strides[i]) * bytes;
+  }
   return all % kVector == 0;
 }
 

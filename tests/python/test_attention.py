@@ -132,6 +132,27 @@ def test_strides_are_taken_as_they_are(device, dtype):
     assert torch.equal(tessera.attention(views[0], broadcast, views[2]), want)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_may_start_anywhere(device, dtype, batch):
+    """Aligned rows and others take different kernels on a GPU; one's plan must not be taken for the other."""
+    shape = (batch, 24, 2, 64)
+    want = None
+    for offset in (0, 1, 0, 4, 3):
+        room = [torch.zeros(batch * 24 * 2 * 64 + 8, device=device, dtype=dtype) for _ in range(3)]
+        torch.manual_seed(0)
+        views = []
+        for buffer in room:
+            view = buffer[offset : offset + batch * 24 * 2 * 64].view(shape)
+            views.append(view.copy_(torch.randn(shape)))
+        leaves = [view.detach().requires_grad_() for view in views]
+        out = tessera.attention(*leaves, causal=True, deterministic=True)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+        results = (tessera.attention(*views, causal=True), out, *grads)
+        want = want or results
+        for got, first in zip(results, want):
+            torch.testing.assert_close(got, first)
+
+
 def test_inputs_are_not_copied(device, dtype):
     q, k, v = (t.transpose(1, 2) for t in tensors(*[(1, 8, 64, 64)] * 3, device=device, dtype=dtype))
     with torch.profiler.profile() as profile, torch.no_grad():
