@@ -81,6 +81,9 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
             left, right = (-1 if side is None else side for side in window)
         except (TypeError, ValueError):
             raise Error(f"window is {window!r}; (left, right) is accepted, None or -1 for no bound") from None
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if isinstance(value, torch.Tensor):
+            raise Error(f"{name} is a torch.Tensor; a number is expected")
     if scale is None:
         scale = 0.0
     elif scale == 0:
@@ -140,6 +143,8 @@ def attention(
     """
     if deterministic is None:
         deterministic = are_deterministic_algorithms_enabled()
+    if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are remembered
+        max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
     mode = _DISPATCHED if is_compiling() else _native.mode(q, k, v)
     if mode == _PLAIN:

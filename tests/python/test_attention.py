@@ -189,6 +189,18 @@ def test_packed_sequences(device, dtype):
             assert_accurate(*three, name)
 
 
+def test_max_seqlen_may_be_a_tensor_that_changes(device, dtype):
+    longest = torch.tensor(3)
+    for lengths in ([3, 3], [1, 5]):
+        cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
+        longest.fill_(max(lengths))
+        inputs = tensors(*[(6, 2, 32)] * 3, device=device, dtype=dtype)
+        packed = dict(cu_seqlens_q=cu, cu_seqlens_k=cu)
+        got = tessera.attention(*inputs, **packed, max_seqlen_q=longest, max_seqlen_k=longest)
+        want = tessera.attention(*inputs, **packed, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
+        assert torch.equal(got, want)
+
+
 def test_rows_past_the_last_packed_sequence_are_zero(device, dtype):
     """The kernels do not touch them, so whatever the allocator had there would come back."""
     cu = torch.tensor([0, 5, 9], dtype=torch.int32, device=device)
@@ -366,6 +378,8 @@ BAD = [
     (dict(window=(-5, 0)), "window_left is -5"),
     (dict(scale=0.0), "scale is 0"),
     (dict(scale=float("nan")), "scale is nan"),
+    (dict(scale=torch.tensor(0.5)), "scale is a torch.Tensor; a number is expected"),
+    (dict(softcap=torch.tensor(0.5)), "softcap is a torch.Tensor; a number is expected"),
     (dict(softcap=-1.0), "softcap is -1"),
     (dict(alibi=torch.rand(5)), "alibi"),
     (dict(alibi=torch.rand(4).double()), "alibi"),
