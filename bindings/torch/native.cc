@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <utility>
 
 #include "plan.h"
 #include "tensor.h"
@@ -107,6 +108,31 @@ PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return nullptr;
   }
   return outputs.result(with_lse);
+}
+
+// Reads [B, H, S, D] as [B, S, H, D].
+void swap_heads(View* view) {
+  tessera_tensor& t = view->tensor;
+  if (t.ndim != 4) return;
+  for (int i = 0; i < 4; ++i) {
+    view->shape[i] = t.shape[i];
+    view->strides[i] = t.strides[i];
+  }
+  std::swap(view->shape[1], view->shape[2]);
+  std::swap(view->strides[1], view->strides[2]);
+  t.shape = view->shape;
+  t.strides = view->strides;
+}
+
+// forward_heads_first(q, k, v, <options>) -> out: forward for [B, H, S, D], without a transposed tensor for each input
+PyObject* forward_heads_first(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  if (!expect("forward_heads_first", count, 3 + kOptions)) return nullptr;
+  Inputs in;
+  Outputs outputs;
+  if (!in.read_qkv(values, Data::kNeeded) || !read_options(values + 3, &in.args)) return nullptr;
+  for (View* view : {&in.q, &in.k, &in.v}) swap_heads(view);
+  if (!outputs.make(values[0], &in, false) || !run(TESSERA_ATTENTION_FORWARD, in.args, values[0])) return nullptr;
+  return PyObject_CallMethod(outputs.out.get(), "transpose", "ii", 1, 2);
 }
 
 // decode(q, k, v, alibi, cache_seqlens, page_table, <options>, with_lse) -> out or (out, lse)
@@ -272,6 +298,7 @@ PyMODINIT_FUNC PyInit__native() {
       {"version", version, METH_NOARGS, nullptr},
       {"mode", fast<mode>(), METH_FASTCALL, nullptr},
       {"forward", fast<forward>(), METH_FASTCALL, nullptr},
+      {"forward_heads_first", fast<forward_heads_first>(), METH_FASTCALL, nullptr},
       {"backward", fast<backward>(), METH_FASTCALL, nullptr},
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},
       {"explain", fast<explain>(), METH_FASTCALL, nullptr},

@@ -171,6 +171,17 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+def attention_heads_first(query, key, value, causal, scale):
+    """attention for [B, H, S, D], with the options that sdpa has."""
+    if not is_compiling() and _native.mode(query, key, value) == _PLAIN:
+        options = _known_options((causal, None, None, 0.0, scale, False, None, None))
+        return _native.forward_heads_first(query, key, value, *options)
+    out = attention(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale
+    )
+    return out.transpose(1, 2)
+
+
 def decode(
     q,
     k_cache,

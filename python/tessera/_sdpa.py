@@ -1,6 +1,6 @@
 import torch
 
-from tessera._attention import attention
+from tessera._attention import attention_heads_first
 from tessera._error import Error
 
 
@@ -32,11 +32,4 @@ def sdpa(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scal
         return sdpa(query[None], key[None], value[None], None, 0.0, is_causal, scale, enable_gqa)[0]
     if not enable_gqa and query.size(1) != key.size(1):
         raise Error(f"query has {query.size(1)} heads and key has {key.size(1)}; enable_gqa=True lets queries share them")
-    out = attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        causal="top_left" if is_causal else None,
-        scale=scale,
-    )
-    return out.transpose(1, 2)
+    return attention_heads_first(query, key, value, "top_left" if is_causal else None, scale)

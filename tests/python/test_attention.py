@@ -476,6 +476,9 @@ def test_sdpa_is_a_drop_in(device, dtype):
         exact = F.scaled_dot_product_attention(*(t.double() for t in (q, k, v)), enable_gqa=True, **options)
         plain = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
         assert_accurate(out, exact, plain, "out")
+        with torch.no_grad():
+            plainly = tessera.sdpa(q, k, v, enable_gqa=True, **options)
+        assert torch.equal(plainly, out) and plainly.stride() == out.stride()
     three = [t[0] for t in (q, q, q)]
     assert torch.equal(tessera.sdpa(*three), tessera.sdpa(q, q, q)[0])
     # A rectangle is causal from the top left, as PyTorch has it.
