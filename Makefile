@@ -4,6 +4,7 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 TESSERA = $(BUILD)/bin/tessera
 NVRTC = $(wildcard $(abspath $(BUILD))/venv/lib/python3*/site-packages/nvidia/cu*/lib)
+PYTHON = $(BUILD)/venv/bin/python
 ARCHS = sm_75,sm_80,sm_86,sm_89,sm_90a
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
@@ -12,7 +13,7 @@ LINTED = $(filter-out src/cli/ceiling.cc src/cpu/tile_ops.cc,$(filter src/%.cc c
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 .PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
-        browser results screenshots release kernels
+        browser results screenshots release kernels wheel python-test python-test-torch
 .DEFAULT_GOAL := help
 
 help:
@@ -20,11 +21,12 @@ help:
 	@echo 'make test          set-up, build, then every gate'
 	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
 	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
+	@echo 'make wheel         the Python package, in $(BUILD)/dist/'
 	@echo 'make results       README and docs/speed.svg from what is in results/'
 	@echo 'make release       every gate, every kernel verified on a GPU, then the archive and the wheel in $(BUILD)/dist'
 	@echo 'make browser       Chromium, for the test of the report (skipped where there is none)'
 	@echo 'make format        clang-format over every source'
-	@echo 'single gates:      unit compile-gate asan tsan consumers format-check lint'
+	@echo 'single gates:      unit compile-gate asan tsan consumers python-test format-check lint'
 
 setup:
 	@scripts/setup.sh $(BUILD)
@@ -42,7 +44,7 @@ demo: build
 
 # Cheap gates first. Each is a target of its own, so that one can be run alone.
 test: build
-	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers asan tsan
+	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers python-test asan tsan
 	@$(MAKE) --no-print-directory kernels
 	@echo 'all gates passed'
 
@@ -98,17 +100,37 @@ ARCHIVE = tessera-$(VERSION)-linux-x86_64
 
 release: test
 	@$(TESSERA) kernels --strict
-	@rm -rf $(DIST) && mkdir -p $(DIST)
+	@rm -rf $(DIST)/tessera-*.tar.gz $(DIST)/$(ARCHIVE) && mkdir -p $(DIST)
 	@cmake --install $(BUILD) --prefix $(DIST)/$(ARCHIVE) --strip > /dev/null
 	@cp README.md LICENSE CHANGELOG.md $(DIST)/$(ARCHIVE)/
 	@tar -C $(DIST) -czf $(DIST)/$(ARCHIVE).tar.gz $(ARCHIVE) && rm -r $(DIST)/$(ARCHIVE)
-	@if [ -e pyproject.toml ]; then $(BUILD)/venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) . ; fi
 	@ls -l $(DIST)
 
-bench-cpu: build
-	@$(BUILD)/venv/bin/python -c 'import torch' 2>/dev/null || \
-	  $(BUILD)/venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
-	@$(BUILD)/venv/bin/python bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so
+# PyTorch and what the Python tests need, in the build's venv.
+$(BUILD)/venv/.python: tests/python/requirements.txt | setup
+	@echo 'setup: $(BUILD)/venv, from $<'
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+wheel: $(BUILD)/venv/.python
+	@mkdir -p $(DIST) && rm -f $(DIST)/*.whl
+	@CMAKE_CXX_COMPILER_LAUNCHER=$(shell command -v ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip wheel \
+	  --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir $(DIST) .
+
+python-test: wheel
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(DIST)/*.whl
+	@$(PYTHON) -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
+
+# The same wheel with another PyTorch, e.g. make python-test-torch TORCH=2.9.1. Downloads it, with its CUDA packages.
+python-test-torch: wheel
+	@test -n "$(TORCH)" || { echo 'say which: make python-test-torch TORCH=2.9.1'; exit 1; }
+	@python3 -m venv $(BUILD)/venv-torch-$(TORCH)
+	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) \
+	  $$(grep -v -e '^torch' -e '^#' tests/python/requirements.txt) $(DIST)/*.whl
+	@$(BUILD)/venv-torch-$(TORCH)/bin/python -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
+
+bench-cpu: build $(BUILD)/venv/.python
+	@$(PYTHON) bench/cpu_vs_torch.py --library $(BUILD)/lib/libtessera.so
 
 clean:
 	rm -rf $(BUILD)

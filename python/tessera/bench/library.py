@@ -56,7 +56,7 @@ def find_library(given=None):
         return pathlib.Path(given or os.environ["TESSERA_LIBRARY"])
     package = pathlib.Path(__file__).resolve().parent.parent
     for folder in (package, package / "lib", package.parent.parent / "build" / "lib"):
-        for name in sorted(folder.glob("libtessera.so*")):
+        for name in (*sorted(folder.glob("libtessera.so*")), *folder.glob("_native.abi3.so")):
             return name
     return None
 

@@ -1,0 +1,191 @@
+#include "plan.h"
+
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+
+namespace tessera::python {
+namespace {
+
+std::int64_t dim(const tessera_tensor& t, int i) { return i < t.ndim ? t.shape[i] : 0; }
+
+// A plan holds what a problem's first call worked out (the check, the choice, the compiled kernel, the workspace), so
+// that later calls only run. Its key is whatever a plan depends on, as bytes.
+
+struct Key {
+  std::int32_t op, threads;
+  tessera_device device;
+  tessera_dtype dtype;
+  std::uint32_t given;    // which optional tensors, and which tensors' rows all start at multiples of 16 bytes
+  std::int32_t ndims[4];  // q, k, v, slopes
+  std::int64_t shapes[3][4];
+  std::int64_t batch, pages;  // of cu_seqlens or the page table
+  float scale, softcap;
+  std::uint32_t flags;
+  std::int32_t alignment;
+  std::int64_t window_left, window_right, max_q, max_k;
+};
+
+static_assert(std::has_unique_object_representations_v<tessera_device>);
+
+bool aligned(const tessera_tensor* t) {
+  constexpr std::uint64_t kVector = 16;
+  const std::uint64_t bytes = t->dtype.bits / 8;
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(t->data) + t->byte_offset;
+  for (int i = 0; i + 1 < t->ndim && t->strides != nullptr; ++i) {
+    // The stride of a dim of size 1 is never taken, and DLPack puts a 1 there.
+    if (t->shape[i] > 1) all |= static_cast<std::uint64_t>(t->strides[i]) * bytes;
+  }
+  return all % kVector == 0;
+}
+
+Key key_of(tessera_attention_op op, const tessera_attention& a) {
+  Key key;
+  std::memset(&key, 0, sizeof key);
+  key.op = op;
+  key.threads = a.q->device.type == TESSERA_CPU ? tessera_num_threads() : 0;
+  key.device = a.q->device;
+  key.dtype = a.q->dtype;
+  std::uint32_t bit = 1;
+  for (const tessera_tensor* t : {a.lse, a.dlse, a.alibi_slopes, a.cu_seqlens_q, a.cache_seqlens, a.page_table}) {
+    if (t != nullptr) key.given |= bit;
+    bit <<= 1;
+  }
+  for (const tessera_tensor* t : {a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv}) {
+    if (t != nullptr && aligned(t)) key.given |= bit;
+    bit <<= 1;
+  }
+  const tessera_tensor* inputs[] = {a.q, a.k, a.v};
+  for (int i = 0; i < 3; ++i) {
+    key.ndims[i] = inputs[i]->ndim;
+    for (int d = 0; d < 4; ++d) key.shapes[i][d] = dim(*inputs[i], d);
+  }
+  if (a.alibi_slopes != nullptr) key.ndims[3] = a.alibi_slopes->ndim;
+  if (a.cu_seqlens_q != nullptr) key.batch = dim(*a.cu_seqlens_q, 0);
+  if (a.page_table != nullptr) key.batch = dim(*a.page_table, 0), key.pages = dim(*a.page_table, 1);
+  key.scale = a.scale;
+  key.softcap = a.softcap;
+  key.flags = a.flags;
+  key.alignment = a.alignment;
+  key.window_left = a.window_left;
+  key.window_right = a.window_right;
+  key.max_q = a.max_seqlen_q;
+  key.max_k = a.max_seqlen_k;
+  return key;
+}
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&key), sizeof key});
+  }
+};
+struct KeyEqual {
+  bool operator()(const Key& a, const Key& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
+};
+
+struct PlanDeleter {
+  void operator()(tessera_plan* plan) const { tessera_plan_destroy(plan); }
+};
+using Plan = std::shared_ptr<const tessera_plan>;
+
+constexpr std::size_t kMostPlans = 4096;
+
+std::unordered_map<Key, Plan, KeyHash, KeyEqual>& plans() {
+  static auto* all = new std::unordered_map<Key, Plan, KeyHash, KeyEqual>;
+  return *all;
+}
+
+struct WithoutLock {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutLock() { PyEval_RestoreThread(state); }
+};
+
+// The CPU backend takes as many threads as PyTorch does: launchers and data loaders set that.
+bool follow_threads() {
+  static long set = 0;
+  const Ref number(PyObject_CallNoArgs(torch.get_num_threads));
+  if (!number) return false;
+  const long threads = PyLong_AsLong(number.get());
+  if (threads == set) return true;
+  if (!succeeded(tessera_set_num_threads(static_cast<std::int32_t>(threads)))) return false;
+  set = threads;
+  return true;
+}
+
+// Lengths in host memory are the problem's own, so a plan made for one call's need not cover the next one's.
+bool lengths_matter(const tessera_attention& a) { return a.cu_seqlens_q != nullptr && a.q->device.type == TESSERA_CPU; }
+
+Plan plan_for(tessera_attention_op op, const tessera_attention& args) {
+  const bool keep = !lengths_matter(args);
+  const Key key = key_of(op, args);
+  if (keep) {
+    const auto known = plans().find(key);
+    if (known != plans().end()) return known->second;
+  }
+  tessera_plan* made = nullptr;
+  tessera_status status;
+  {
+    const WithoutLock without;
+    status = tessera_plan_create(op, &args, &made);
+  }
+  if (!succeeded(status)) return nullptr;
+  Plan plan(made, PlanDeleter{});
+  if (keep) {
+    if (plans().size() >= kMostPlans) plans().clear();
+    plans().emplace(key, plan);
+  }
+  return plan;
+}
+
+// Scratch up to this size is kept by the calling thread: it spares the CPU's small calls an allocation.
+constexpr std::size_t kSmall = 1 << 18;
+
+void* small_scratch() {
+  thread_local const std::unique_ptr<unsigned char[]> kept(new unsigned char[kSmall]);
+  return kept.get();
+}
+
+}  // namespace
+
+bool succeeded(tessera_status status) {
+  if (status == TESSERA_OK) return true;
+  fail(tessera_last_error(), status);
+  return false;
+}
+
+bool run(tessera_attention_op op, const tessera_attention& args, PyObject* q) {
+  const bool cpu = args.q->device.type == TESSERA_CPU;
+  if (cpu && !follow_threads()) return false;
+  const Plan plan = plan_for(op, args);
+  if (!plan) return false;
+
+  const std::size_t bytes = tessera_plan_workspace(plan.get());
+  void* workspace = nullptr;
+  Ref scratch;
+  View scratch_view;
+  if (bytes > 0 && cpu && bytes <= kSmall) {
+    workspace = small_scratch();
+  } else if (bytes > 0) {
+    const auto size = static_cast<std::int64_t>(bytes);
+    scratch = allocate(q, torch.uint8, &size, 1, Fill::kNone, &scratch_view);
+    if (!scratch) return false;
+    workspace = scratch_view.tensor.data;
+  }
+  void* stream = nullptr;
+  if (!cpu) {
+    const Ref index(PyLong_FromLong(args.q->device.index));
+    const Ref handle(index ? PyObject_CallFunctionObjArgs(torch.current_stream, index.get(), nullptr) : nullptr);
+    if (!handle) return false;
+    stream = PyLong_AsVoidPtr(handle.get());
+  }
+  tessera_status status;
+  {
+    const WithoutLock without;
+    status = tessera_plan_run(plan.get(), &args, workspace, bytes, stream);
+  }
+  return succeeded(status);
+}
+
+}  // namespace tessera::python

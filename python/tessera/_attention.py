@@ -1,0 +1,253 @@
+import torch
+from torch import are_deterministic_algorithms_enabled
+from torch.compiler import is_compiling
+
+from tessera import _native, _ops
+from tessera._error import Error
+
+# What _native.mode says of a call: something intercepts it, or a tensor is of another class; nothing does; gradients
+# are wanted; autocast is on.
+_DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = 0, 1, 2, 4
+_ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
+
+
+class _Attention(torch.autograd.Function):
+    """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        output = _native.forward(*args, True)
+        _ops.setup_context(ctx, args, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        # With create_graph=True there is somebody to tell that there is no second derivative.
+        return _ops.gradients(ctx, dout, dlse, _Backward.apply if torch.is_grad_enabled() else _ops.backward)
+
+
+class _Functional(_Attention):
+    """The same for torch.func's transforms, which want the context set up apart: slower, so only for them."""
+
+    @staticmethod
+    def forward(*args):
+        return _native.forward(*args, True)
+
+    setup_context = staticmethod(_ops.setup_context)
+    vmap = staticmethod(_ops.refuse_vmap)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(*args):
+        return _ops.backward(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_ops.refuse_second_derivative)
+    vmap = staticmethod(_ops.refuse_vmap)
+
+
+def _under_autocast(q, k, v):
+    device = q.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
+
+
+def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k):
+    """The arguments of the C ABI that are no tensors."""
+    flags = 0
+    if causal:
+        flags = _ops.CAUSAL
+        if isinstance(causal, str):
+            if alignment is not None and alignment != causal:
+                raise Error(f"causal is {causal!r}, but alignment is {alignment!r}; give one of them")
+            alignment = causal
+    try:
+        align = _ALIGNMENTS[alignment]
+    except (KeyError, TypeError):
+        name = "causal" if isinstance(causal, str) else "alignment"
+        accepted = "True, " if name == "causal" else ""
+        raise Error(f"{name} is {alignment!r}; {accepted}'top_left', 'bottom_right' and None are accepted") from None
+    if deterministic:
+        flags |= _ops.DETERMINISTIC
+    left = right = -1
+    if window is not None:
+        try:
+            left, right = (-1 if side is None else side for side in window)
+        except (TypeError, ValueError):
+            raise Error(f"window is {window!r}; (left, right) is accepted, None or -1 for no bound") from None
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if isinstance(value, torch.Tensor):
+            raise Error(f"{name} is a torch.Tensor; a number is expected")
+    if scale is None:
+        scale = 0.0
+    elif scale == 0:
+        raise Error("scale is 0; a number that is not 0 is accepted, None for 1 / sqrt(head dim)")
+    return float(scale), float(softcap or 0.0), flags, align, left, right, max_seqlen_q or 0, max_seqlen_k or 0
+
+
+_seen = {}  # arguments -> _options(*arguments): a look-up costs a tenth of working them out
+
+
+def _known_options(given):
+    try:
+        return _seen[given]
+    except KeyError:
+        if len(_seen) >= 1024:
+            _seen.clear()
+        return _seen.setdefault(given, _options(*given))
+    except TypeError:  # a list is no key
+        return _options(*given)
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=None,
+    window=None,
+    softcap=0.0,
+    alibi=None,
+    scale=None,
+    return_lse=False,
+    deterministic=None,
+    alignment=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+):
+    """softmax(scale * q k^T, masked) v, differentiable in q, k and v.
+
+    q: [B, Sq, Hq, D], k: [B, Sk, Hkv, D], v: [B, Sk, Hkv, Dv], any strides with a contiguous last dim, Hq a multiple of
+    Hkv; float16, bfloat16 or, on the CPU, float32. Returns out [B, Sq, Hq, Dv], with return_lse=True also the rows'
+    log-sum-exp, float32 [B, Hq, Sq], itself differentiable.
+
+    causal         None; "top_left" (query i stands at key i), "bottom_right" (at key i + Sk - Sq), or True where Sq = Sk
+    window         (left, right): keys visible on either side of a query's position; None or -1: all
+    softcap        scores become softcap * tanh(score / softcap); 0: off
+    alibi          slopes, float32 [Hq] or [B, Hq]; not differentiable
+    scale          of the scores; None: 1 / sqrt(D)
+    deterministic  gradients bitwise equal from run to run; None: as torch.use_deterministic_algorithms says
+    alignment      as for causal, where a window or ALiBi needs one without it
+    cu_seqlens_q, cu_seqlens_k   packed sequences: int32 [B + 1]; q, k and v are then [total, H, D], lse [Hq, total_q]
+    max_seqlen_q, max_seqlen_k   optional: the longest sequences
+
+    A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the rest.
+    """
+    if deterministic is None:
+        deterministic = are_deterministic_algorithms_enabled()
+    if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are remembered
+        max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
+    given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
+    mode = _DISPATCHED if is_compiling() else _native.mode(q, k, v)
+    if mode == _PLAIN:
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given), return_lse)
+
+    if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
+        raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
+    if mode == _GRADIENTS:
+        out, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given))
+        return (out, lse) if return_lse else out
+
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
+    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k, *_options(*given))
+    if mode == _GRADIENTS + _AUTOCAST:
+        out, lse = _Attention.apply(*inputs)
+    elif mode == _PLAIN + _AUTOCAST:
+        out, lse = _native.forward(*inputs, True)
+    elif not is_compiling() and torch._C._are_functorch_transforms_active():
+        out, lse = _Functional.apply(*inputs)
+    else:
+        out, lse = torch.ops.tessera.attention(*inputs)
+    return (out, lse) if return_lse else out
+
+
+def attention_heads_first(query, key, value, causal, scale):
+    """attention for [B, H, S, D], with the options that sdpa has."""
+    if not is_compiling() and _native.mode(query, key, value) == _PLAIN:
+        options = _known_options((causal, None, None, 0.0, scale, False, None, None))
+        return _native.forward_heads_first(query, key, value, *options)
+    out = attention(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale
+    )
+    return out.transpose(1, 2)
+
+
+def decode(
+    q,
+    k_cache,
+    v_cache,
+    *,
+    cache_seqlens=None,
+    page_table=None,
+    causal=True,
+    window=None,
+    softcap=0.0,
+    alibi=None,
+    scale=None,
+    return_lse=False,
+):
+    """Attention of a few new queries against a KV cache, at inference; the queries stand at each sequence's end.
+
+    q: [B, Sq, Hq, D]; k_cache, v_cache: [B, S, Hkv, D], or [pages, page_size, Hkv, D] with page_table, int32
+    [B, max_pages_per_seq]. cache_seqlens: int32 [B], the keys in use, the queries' own included; None: the whole cache.
+    """
+    options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
+    inputs = (q, k_cache, v_cache, alibi, cache_seqlens, page_table)
+    if not is_compiling() and _native.mode(q, k_cache, v_cache) == _PLAIN:
+        return _native.decode(*inputs, *options, return_lse)
+    out, lse = torch.ops.tessera.decode(*inputs, *options)
+    return (out, lse) if return_lse else out
+
+
+_OPS = {"forward": 0, "backward": 1, "decode": 2}
+
+
+def explain(
+    q,
+    k,
+    v,
+    *,
+    op="forward",
+    arch=None,
+    causal=None,
+    window=None,
+    softcap=0.0,
+    alibi=None,
+    scale=None,
+    deterministic=None,
+    alignment=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    cache_seqlens=None,
+    page_table=None,
+):
+    """Which kernel would serve this call, and why each other one does not; nothing is run, and no data is read.
+
+    op: "forward", "backward" or "decode". arch: "cpu" or "sm_75" ... "sm_90a" for a device that need not be present,
+    with tensors on any device, meta included; None: the tensors' own.
+    """
+    if op not in _OPS:
+        raise Error(f"op is {op!r}; {', '.join(_OPS)} are accepted")
+    if op == "decode":
+        options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
+        lengths = (cache_seqlens, page_table)
+    else:
+        if deterministic is None:
+            deterministic = are_deterministic_algorithms_enabled()
+        options = _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
+        lengths = (cu_seqlens_q, cu_seqlens_k)
+    if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
+        raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")
+    return _native.explain(_OPS[op], arch, q, k, v, alibi, *lengths, *options)

@@ -1,0 +1,359 @@
+"""Hugging Face models on Tessera.
+
+    import tessera.transformers
+
+    tessera.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tessera")   # or, on a loaded model:
+    model.set_attn_implementation("tessera")
+    tessera.transformers.report(model)
+
+Padded and packed batches run as packed sequences: only real tokens are computed. What is not served (dropout, relative
+position biases, dense masks of one's own) raises tessera.Error; nothing falls back.
+"""
+
+import torch
+from torch.compiler import is_compiling
+
+from tessera._attention import attention, explain
+from tessera._error import Error
+
+NAME = "tessera"
+
+
+def register(name=NAME):
+    """Makes attn_implementation=name known to transformers, version 5.5 and up."""
+    try:
+        import transformers
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as missing:
+        raise Error(f"transformers 5.5 or newer is needed: {missing}", "unsupported") from None
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 5):
+        raise Error(f"transformers is {transformers.__version__}; 5.5 or newer is needed", "unsupported")
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, segments)
+
+
+# ---- Masks ----
+# Transformers asks for a mask once a forward pass and hands it to every layer. Ours is None where causal (or nothing)
+# says it all. Else it is int32 and linear in the length: [B, 1, 2, max(Sq, Sk)] for a causal pass, the sequence that each
+# key (row 0) and each query (row 1) belongs to, -1 for padding and for the unused part of a static cache; or
+# [B, 1, 1, Sk] where every query sees all keys that are not padding; or, in a graph, [1, 1, 3, 1], which says whether a
+# causal pass is packed, a thing that cannot be asked while tracing.
+
+
+def segments(
+    batch_size,
+    kv_length,
+    q_length,
+    q_offset=0,
+    kv_offset=0,
+    mask_function=None,
+    attention_mask=None,
+    device=None,
+    use_vmap=False,
+    **kwargs,
+):
+    """The mask of one forward pass, from what transformers' create_*_mask functions give."""
+    if use_vmap or not _served(mask_function, kwargs.get("config")):
+        raise Error(
+            "the model masks by a pattern of its own (chunks, blocks or a custom mask function); tessera serves causal, "
+            "bidirectional, sliding windows, padding and packed sequences",
+            "unsupported",
+        )
+    causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* say that
+    if attention_mask is not None:
+        device = attention_mask.device
+        padded = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+        seen = torch.nn.functional.pad(padded, (0, kv_length - padded.shape[1]))
+    else:
+        seen = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+
+    if not causal:
+        if attention_mask is None or (not is_compiling() and bool(seen.all())):
+            return None
+        return _mask(seen.int() - 1)
+
+    first = q_offset - kv_offset  # where query 0 stands among the keys
+    static = isinstance(first, torch.Tensor)
+    if static and not is_compiling():
+        first, static = int(first), False
+    packed = None
+    if attention_mask is None and not static and first == 0 and q_length == kv_length > 1:
+        packed = _packed(mask_function, batch_size, q_length, device)
+    if packed is not None:
+        return packed
+    if not static and first + q_length == kv_length:
+        if attention_mask is None or (not is_compiling() and bool(seen.all())):
+            return None
+    keys = torch.where(seen & (torch.arange(kv_length, device=device) < first + q_length), 0, -1).int()
+    at = torch.arange(q_length, device=device) + first
+    return _mask(keys, keys[:, at])
+
+
+def _served(mask_function, config):
+    """Whether causal, window and segments say all that the mask function does."""
+    if getattr(config, "attention_chunk_size", None) is not None:
+        return False
+    if mask_function is None:
+        return True
+    if is_compiling():  # a closure cannot be looked into while tracing
+        return mask_function.__name__ != "or_mask"
+    cells = [cell.cell_contents for cell in mask_function.__closure__ or ()]
+    name = mask_function.__qualname__.split(".")[0]
+    if name == "and_masks":
+        return all(_served(part, None) for part in cells[0])
+    return name in (
+        "causal_mask_function",
+        "bidirectional_mask_function",
+        "sliding_window_overlay",
+        "sliding_window_bidirectional_overlay",
+        "packed_sequence_mask_function",
+    )
+
+
+def _packed(mask_function, batch, rows, device):
+    """The mask where position ids start over inside a row; else None.
+
+    Transformers folds that into the mask function; tokens belong together where one sees the one before it.
+    """
+    from transformers.masking_utils import causal_mask_function
+
+    if mask_function is None or mask_function is causal_mask_function:
+        return None
+    b = torch.arange(batch, device=device)[:, None]
+    i = torch.arange(1, rows, device=device)[None, :]
+    together = mask_function(b, b.new_zeros(()), i, i - 1).expand(batch, rows - 1)
+    if is_compiling():
+        return (~together.all()).int().expand(1, 1, 3, 1)
+    if bool(together.all()):
+        return None
+    ids = torch.nn.functional.pad((~together).cumsum(1), (1, 0))
+    return _mask(ids, ids)
+
+
+def _mask(*rows):
+    width = max(row.shape[1] for row in rows)
+    padded = [torch.nn.functional.pad(row, (0, width - row.shape[1]), value=-1) for row in rows]
+    return torch.stack(padded, dim=1).int()[:, None]
+
+
+def _sequences(mask, rows, keys):
+    """int32 [B, Sq] and [B, Sk]: the sequence of each query and key."""
+    of_keys = mask[:, 0, 0, :keys]
+    return (mask[:, 0, 1, :rows] if mask.shape[2] == 2 else of_keys.new_zeros(of_keys.shape[0], rows)), of_keys
+
+
+class _Packing:
+    """How the rows of a padded batch move into packed sequences and back, made once a mask."""
+
+    def __init__(self, mask, rows, keys):
+        queries, keys = _sequences(mask, rows, keys)
+        self.prefix = None
+        if bool((queries == 0).all()):
+            lengths = (keys == 0).sum(1)
+            longest = int(lengths.max())
+            if bool((keys[:, :longest] == 0).all()):
+                self.prefix = longest  # a static cache without padding: its used part is all that is needed
+                return
+        sequences = max(int(mask.max()), 0) + 1
+        self.queries, self.cu_q, self.max_q = self._rows(queries, sequences)
+        self.keys, self.cu_k, self.max_k = self._rows(keys, sequences)
+
+    @staticmethod
+    def _rows(ids, sequences):
+        batch = torch.arange(ids.shape[0], device=ids.device, dtype=ids.dtype)[:, None]
+        real = ids >= 0
+        counts = torch.bincount((batch * sequences + ids)[real], minlength=ids.shape[0] * sequences)
+        cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        return real.flatten().nonzero().flatten(), cu, int(counts.max())
+
+
+def _packed_rows(t, rows):
+    """[B, S, H, D] -> the real rows, [total, H, D]."""
+    return t.flatten(0, 1).index_select(0, rows)
+
+
+# ---- The layers' attention ----
+
+
+def forward(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    dropout=0.0,
+    scaling=None,
+    sliding_window=None,
+    softcap=None,
+    is_causal=None,
+    s_aux=None,
+    position_bias=None,
+    cache=None,
+    cu_seq_lens_q=None,
+    cu_seq_lens_k=None,
+    max_length_q=None,
+    max_length_k=None,
+    **kwargs,
+):
+    """One layer's attention: query [B, H, Sq, D], key and value [B, Hkv, Sk, D] -> [B, Sq, H, D]."""
+    if dropout:
+        raise Error(
+            f"attention dropout is {dropout}; only 0 is served: set config.attention_dropout (attn_pdrop) to 0",
+            "unsupported",
+        )
+    for name, given in (
+        ("position_bias", position_bias is not None),
+        ("cache", cache is not None),
+        ("output_attentions", bool(kwargs.get("output_attentions"))),
+    ):
+        if given:
+            raise Error(f"{name} is given; tessera does not serve it", "unsupported")
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    wanted = q.dtype
+    if wanted == torch.float32 and q.is_cuda and not torch.is_autocast_enabled("cuda"):
+        # Norms kept in float32 (as for training on quantised weights) make float32 activations of a half model.
+        half = getattr(module.config, "dtype", None)
+        if half in (torch.float16, torch.bfloat16):
+            q, k, v = q.to(half), k.to(half), v.to(half)
+    if attention_mask is not None:
+        if attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] > 3:
+            raise Error(
+                f"attention_mask is {list(attention_mask.shape)} of {attention_mask.dtype}; a 2-D padding mask is "
+                "served, and none that says for each query which keys it sees",
+                "unsupported",
+            )
+        causal = attention_mask.shape[2] > 1
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    masks = dict(
+        causal="bottom_right" if causal else None,
+        alignment="bottom_right",
+        softcap=softcap or 0.0,
+        scale=scaling,
+        return_lse=s_aux is not None,
+    )
+    if sliding_window is not None and sliding_window > 0:
+        # Transformers counts the query itself into a causal window, and not into a bidirectional one.
+        masks["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
+
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        if q.shape[0] != 1:
+            raise Error(f"cu_seq_lens_q is given with a batch of {q.shape[0]}; packed sequences come as a batch of 1")
+        out = attention(
+            q[0], k[0], v[0], cu_seqlens_q=cu_seq_lens_q, cu_seqlens_k=cu_seq_lens_k,
+            max_seqlen_q=max_length_q, max_seqlen_k=max_length_k, **masks,
+        )  # fmt: skip
+        out = _with_sinks(out, s_aux)[None]
+    elif attention_mask is None or attention_mask.shape[2] == 3:
+        if attention_mask is not None:
+            torch._assert_async(
+                (attention_mask == 0).all(),
+                "tessera: sequences packed by position ids alone are not served in a compiled model; "
+                "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k",
+            )
+        out = _with_sinks(attention(q, k, v, **masks), s_aux)
+    elif is_compiling():
+        out = _masked_in_a_graph(q, k, v, attention_mask, masks, s_aux)
+    else:
+        out = _masked(q, k, v, attention_mask, masks, s_aux)
+    return out.to(wanted) if out.dtype != wanted and wanted == torch.float32 and q.is_cuda else out, None
+
+
+def _masked(q, k, v, mask, masks, sinks):
+    known = getattr(mask, "_tessera_packing", None)
+    if known is None or known[0] != (q.shape[1], k.shape[1]):
+        known = ((q.shape[1], k.shape[1]), _Packing(mask, q.shape[1], k.shape[1]))
+        mask._tessera_packing = known  # for the layers to come
+    packing = known[1]
+    if packing.prefix is not None:
+        return _with_sinks(attention(q, k[:, : packing.prefix], v[:, : packing.prefix], **masks), sinks)
+    out = attention(
+        _packed_rows(q, packing.queries), _packed_rows(k, packing.keys), _packed_rows(v, packing.keys),
+        cu_seqlens_q=packing.cu_q, cu_seqlens_k=packing.cu_k,
+        max_seqlen_q=packing.max_q, max_seqlen_k=packing.max_k, **masks,
+    )  # fmt: skip
+    out = _with_sinks(out, sinks)
+    whole = out.new_zeros(q.shape[0] * q.shape[1], *out.shape[1:])
+    return whole.index_copy(0, packing.queries, out).view(*q.shape[:2], *out.shape[1:])
+
+
+def _masked_in_a_graph(q, k, v, mask, masks, sinks):
+    """The same with shapes that do not depend on the mask's contents: real rows are sorted to the front."""
+    real_q, real_k = (ids >= 0 for ids in _sequences(mask, q.shape[1], k.shape[1]))
+    order_q, order_k = (torch.argsort(~real.flatten(), stable=True) for real in (real_q, real_k))
+    cu_q, cu_k = (torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int() for real in (real_q, real_k))
+    out = attention(
+        _packed_rows(q, order_q), _packed_rows(k, order_k), _packed_rows(v, order_k),
+        cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1], **masks,
+    )  # fmt: skip
+    out = _with_sinks(out, sinks)
+    # Rows that belong to no sequence come back from attention as zero.
+    return torch.zeros_like(out).index_copy(0, order_q, out).view(*q.shape[:2], *out.shape[1:])
+
+
+def _with_sinks(result, sinks):
+    """A sink is one more logit of each head that takes weight and gives nothing."""
+    if sinks is None:
+        return result
+    out, lse = result  # lse: [B, H, S], packed [H, total]
+    kept = torch.sigmoid(lse.transpose(-1, -2) - sinks.float())[..., None]
+    return (out * kept).to(out.dtype)
+
+
+# ---- What a model runs on ----
+
+
+def report(model, length=2048):
+    """Prints a line for every attention layer and how many run on Tessera; returns that number.
+
+    The kernel named is the forward's for one sequence of `length` tokens.
+    """
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith("Attention") and hasattr(getattr(module, "config", None), "_attn_implementation")
+    ]
+    parameter = next(model.parameters(), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+    dtype = getattr(model, "dtype", torch.float32)
+    switched = 0
+    for name, module in layers:
+        config = module.config
+        heads = _first(module, config, "num_heads", "num_attention_heads")
+        kv_heads = _first(module, config, "num_key_value_heads") or heads
+        dim = _first(module, config, "head_dim") or config.hidden_size // heads
+        shape = f"{heads} heads, {kv_heads} kv heads, head dim {dim}, {'GQA' if kv_heads != heads else 'MHA'}"
+        implementation = config._attn_implementation
+        if implementation == NAME:
+            switched += 1
+            kernel = _kernel(heads, kv_heads, dim, length, dtype, device)
+            print(f"{name}: {shape}, {kernel}")
+        else:
+            print(f"{name}: {shape}, not on tessera ({implementation})")
+    print(f"{switched} of {len(layers)} attention layers run on tessera")
+    return switched
+
+
+def _first(module, config, *names):
+    for owner in (module, config):
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int):
+                return value
+    return None
+
+
+def _kernel(heads, kv_heads, dim, length, dtype, device):
+    place = device if device.type == "cuda" else torch.device("meta")
+    q = torch.empty((1, 1, heads, dim), dtype=dtype, device=place).expand(1, length, heads, dim)
+    k = torch.empty((1, 1, kv_heads, dim), dtype=dtype, device=place).expand(1, length, kv_heads, dim)
+    try:
+        text = explain(q, k, k, causal=True, arch=None if device.type == "cuda" else "cpu")
+    except Error as error:
+        return f"refused: {error}"
+    for line in text.splitlines():
+        if line.startswith("chosen"):
+            return f"kernel {line.split()[1]}"
+    return "no kernel: " + "; ".join(line for line in text.splitlines() if line.startswith("refused"))
