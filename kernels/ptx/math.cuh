@@ -1,5 +1,5 @@
-// Base-2 exponential and logarithm, and the reciprocal, of the special function unit; relative error below 2^-22,
-// subnormals flushed.
+// Base-2 exponential and logarithm, and the reciprocal, of the special function unit (relative error below 2^-22,
+// subnormals flushed), and what is made of them.
 #pragma once
 
 namespace tessera {
@@ -23,6 +23,16 @@ __forceinline__ float fast_reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+__forceinline__ float min_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return a > b ? b : a;
+#endif
 }
 
 // tanh.approx would lose half of the digits that a softcap of 50 needs. Away from 0 the absolute error is below 2^-22;

@@ -45,38 +45,40 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
 
 std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
                                               bool general, bool deterministic) {
-  const BackwardDqTile dq = backward_dq_tile(compute, dim_qk, dim_v, general);
-  // Without 16-byte copies, what is on its way is in registers, and must not stay there long.
   const bool staged = vector == 1;
+  const BackwardDqTile dq = backward_dq_tile(compute, dim_qk, dim_v, general);
+  const BackwardDqConfig dq_config = {.dtype = dtype,
+                                      .dim_qk = dim_qk,
+                                      .dim_v = dim_v,
+                                      .block_q = dq.block_q,
+                                      .block_k = dq.block_k,
+                                      .warps = dq.warps,
+                                      .stages = staged ? 1 : dq.stages,
+                                      .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
+                                      .vector = vector,
+                                      .banded = banded,
+                                      .general = general};
+  const BackwardTile large = staged ? staged_backward_tile(compute, dim_qk, dim_v, banded, general)
+                                    : backward_tile(compute, dim_qk, dim_v, banded, general);
+  const BackwardTile small = small_backward_tile(compute, dim_qk, dim_v);
   std::vector<BackwardConfigs> list;
-  for (const BackwardTile& tile :
-       {backward_tile(compute, dim_qk, dim_v, banded, general), small_backward_tile(compute, dim_qk, dim_v)}) {
-    BackwardConfigs& configs = list.emplace_back();
-    configs.main = {.dtype = dtype,
-                    .dim_qk = dim_qk,
-                    .dim_v = dim_v,
-                    .block_q = tile.block_q,
-                    .block_k = tile.block_k,
-                    .warps = tile.warps,
-                    .stages = staged ? 1 : tile.stages,
-                    .kept_steps = staged ? 0 : tile.kept_steps,
-                    .adds_dq = !deterministic,
-                    .dq_unroll = tile.dq_unroll,
-                    .blocks_per_sm = staged ? 1 : tile.blocks_per_sm,
-                    .vector = vector,
-                    .banded = banded,
-                    .general = general};
-    configs.dq = {.dtype = dtype,
-                  .dim_qk = dim_qk,
-                  .dim_v = dim_v,
-                  .block_q = dq.block_q,
-                  .block_k = dq.block_k,
-                  .warps = dq.warps,
-                  .stages = staged ? 1 : dq.stages,
-                  .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
-                  .vector = vector,
-                  .banded = banded,
-                  .general = general};
+  for (const BackwardTile& tile : {large, small}) {
+    if (!list.empty() && small.block_q == large.block_q && small.block_k == large.block_k) continue;
+    list.push_back({.main = {.dtype = dtype,
+                             .dim_qk = dim_qk,
+                             .dim_v = dim_v,
+                             .block_q = tile.block_q,
+                             .block_k = tile.block_k,
+                             .warps = tile.warps,
+                             .stages = tile.stages,
+                             .kept_steps = tile.kept_steps,
+                             .adds_dq = !deterministic,
+                             .dq_unroll = tile.dq_unroll,
+                             .blocks_per_sm = tile.blocks_per_sm,
+                             .vector = vector,
+                             .banded = banded,
+                             .general = general},
+                    .dq = dq_config});
   }
   return list;
 }
@@ -156,7 +158,8 @@ namespace {
 // Dims that stand for all multiples of 8: each tile shape's largest, odd counts of 16 and of 8, and the common ones.
 constexpr int kForwardDims[] = {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256};
 constexpr int kBackwardDims[] = {8, 64, 80, 128, 256};
-constexpr int kMoreBackwardDims[] = {72, 96, 192};  // banded only, which needs the most registers of the common ones
+constexpr int kMoreBackwardDims[] = {56,  72,  96,
+                                     104, 112, 192};  // banded only, which needs the most registers of the common ones
 
 struct Variant {
   bool banded;
@@ -172,7 +175,7 @@ void add_backward(std::vector<jit::KernelInstance>& list, int compute, DType dty
   list.push_back(instance_of(configs(false).front().main));
   list.push_back(instance_of(configs(true).front().main));
   list.push_back(instance_of(configs(true).front().dq));
-  if (variant.general) list.push_back(instance_of(configs(false).back().main));
+  if (configs(false).size() > 1 && dim_qk % 64 == 0) list.push_back(instance_of(configs(false).back().main));
 }
 
 }  // namespace
@@ -209,6 +212,7 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
     list.push_back(instance_of(config));
   }
   add_backward(list, compute, dtype, 80, 64, 1, {true, true});
+  for (const int dim : {128, 256}) add_backward(list, compute, dtype, dim, dim, 1, {true, false});
   add_backward(list, compute, dtype, 192, 128, 8, {true, false});
   return list;
 }
