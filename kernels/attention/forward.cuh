@@ -64,15 +64,9 @@ struct AttentionForward {
   }
 
   __forceinline__ void multiply_queries_with_keys() {
-#if __CUDA_ARCH__ >= 800
-    constexpr bool kInHalves =
-        kRowTiles == 1 && config.dim_v <= 128 && config.vector == 8 && !config.general;  // registers to spare
-#else
-    constexpr bool kInHalves = false;
-#endif
     unsigned none[1][kRowTiles][4];
     const RowOperand<TileQ, kRowTiles, 0> queries{tile_q, warp * kRowsPerWarp, none};
-    rows_by_rows<kType, kInHalves>(scores, queries, tile_k, 0, FromZero{}, recomputed(lane));
+    rows_by_rows<kType, config.in_halves>(scores, queries, tile_k, 0, FromZero{}, recomputed(lane));
   }
 
   // Scores in natural units, where more is asked than a positive scale.

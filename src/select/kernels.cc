@@ -24,22 +24,23 @@ constexpr int kMinBlocks = 4;
 
 std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
                                                     bool banded, bool general) {
-  std::vector<AttentionForwardConfig> configs;
   const ForwardTile large = forward_tile(compute, dim_qk, dim_v, banded, general);
   const ForwardTile small = small_forward_tile(compute, dim_qk, dim_v, banded, general);
-  for (const bool first : {true, false}) {
-    const ForwardTile& tile = first ? large : small;
-    if (!first && tile.block_q == large.block_q && tile.block_k == large.block_k) continue;
-    configs.push_back({.dtype = dtype,
-                       .dim_qk = dim_qk,
-                       .dim_v = dim_v,
-                       .block_q = tile.block_q,
-                       .block_k = tile.block_k,
-                       .warps = tile.warps,
-                       .vector = vector,
-                       .banded = banded,
-                       .general = general});
-  }
+  const auto config_of = [&](const ForwardTile& tile, bool in_halves) -> AttentionForwardConfig {
+    return {.dtype = dtype,
+            .dim_qk = dim_qk,
+            .dim_v = dim_v,
+            .block_q = tile.block_q,
+            .block_k = tile.block_k,
+            .warps = tile.warps,
+            .in_halves = in_halves,
+            .vector = vector,
+            .banded = banded,
+            .general = general};
+  };
+  std::vector<AttentionForwardConfig> configs = {config_of(large, false)};
+  if (small.block_q != large.block_q || small.block_k != large.block_k) configs.push_back(config_of(small, false));
+  if (can_sum_in_halves(compute, dim_v, vector, general)) configs.push_back(config_of(small, true));
   return configs;
 }
 
@@ -121,16 +122,17 @@ jit::KernelInstance instance_of(const BackwardConvertConfig& config) {
 }
 
 jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
-  return {.name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, config.block_q, config.block_k, config.warps, config.banded ? "_banded" : "",
-                         config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
-          .header = "attention/forward.cuh",
-          .entry = "attention_forward",
-          .params = "AttentionForwardParams",
-          .config = jit::config_text("AttentionForwardConfig", config),
-          .threads = config.warps * 32,
-          .min_blocks = 1,
-          .dynamic_smem_bytes = forward_shared_bytes(config)};
+  return {
+      .name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}{}", name_of(config.dtype), config.dim_qk, config.dim_v,
+                     config.block_q, config.block_k, config.warps, config.in_halves ? "_halves" : "",
+                     config.banded ? "_banded" : "", config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
+      .header = "attention/forward.cuh",
+      .entry = "attention_forward",
+      .params = "AttentionForwardParams",
+      .config = jit::config_text("AttentionForwardConfig", config),
+      .threads = config.warps * 32,
+      .min_blocks = 1,
+      .dynamic_smem_bytes = forward_shared_bytes(config)};
 }
 
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
@@ -200,7 +202,7 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
     for (const int dim : kForwardDims) {
       for (const AttentionForwardConfig& config :
            forward_configs(compute, dtype, dim, dim, 8, variant.banded, variant.general)) {
-        list.push_back(instance_of(config));
+        if (!config.in_halves || dim % 64 == 0) list.push_back(instance_of(config));
       }
     }
     if (compute == 89) continue;  // what sm_86 runs
