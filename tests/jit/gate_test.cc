@@ -155,6 +155,9 @@ TEST(Gate, every_kernel_has_its_own_name) {
 // A few; `tessera compile` does all of them.
 TEST(Gate, kernels_pass_on_the_oldest_and_the_newest_arch) {
   REQUIRE_NVRTC();
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "NVRTC's own threads race on large kernels";
+#endif
   std::vector<CompileRequest> requests;
   for (const char* arch : {"sm_75", "sm_90a"}) {
     const std::vector<KernelInstance> all = select::kernels_for(arch);
