@@ -66,7 +66,8 @@ asan: setup
 tsan: setup
 	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/tsan -j $(JOBS) --target thread_tests
-	@TESSERA_NVRTC=$(NVRTC) ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads -E every_kernel
+	@TSAN_OPTIONS=suppressions=$(CURDIR)/tests/tsan.supp TESSERA_NVRTC=$(NVRTC) \
+	  ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads
 
 consumers: build
 	@tests/consumer/run.sh $(BUILD)

@@ -24,43 +24,8 @@ PROBE = "import torch; a = torch.randn(64, 64, dtype=torch.bfloat16); print((a @
 ISA_LIMIT = "AVX512_CORE_BF16"
 
 
-class Device(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
-
-
-class DType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", DType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-TensorPtr = ctypes.POINTER(Tensor)
-
-
-class Attention(ctypes.Structure):
-    _fields_ = (
-        [("struct_size", ctypes.c_size_t)]
-        + [(name, TensorPtr) for name in ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")]
-        + [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("alibi_slopes", TensorPtr)]
-        + [("flags", ctypes.c_uint32), ("alignment", ctypes.c_int)]
-        + [("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64)]
-        + [("cu_seqlens_q", TensorPtr), ("cu_seqlens_k", TensorPtr)]
-        + [("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)]
-        + [("cache_seqlens", TensorPtr), ("page_table", TensorPtr)]
-    )
-
-
-FORWARD, BACKWARD = 0, 1
+sys.path.insert(0, str(ROOT / "python" / "tessera" / "bench"))
+from library import BACKWARD, FORWARD, Attention, DType, Device, Tensor  # noqa: E402
 
 
 class Tessera:

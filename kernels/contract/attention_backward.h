@@ -2,7 +2,7 @@
 #pragma once
 
 #include "contract/arch.h"
-#include "contract/attention_forward.h"
+#include "contract/band.h"
 #include "contract/types.h"
 
 namespace tessera {
@@ -88,8 +88,8 @@ struct BackwardTile {
   int blocks_per_sm;
 };
 
-// Found by trying on an H200 (docs/kernels/attention_backward.md); no register spilled, which the compile gate sees to.
-// Half-size tiles elsewhere fit what shared memory there is.
+// Found by trying on an H200 (docs/kernels/attention_backward.md): no register is spilled at the head dims that the
+// compile gate takes. Half-size tiles elsewhere fit what shared memory there is.
 constexpr BackwardTile backward_tile(int arch, int dim_qk, int dim_v, bool banded, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   const int steps = (dim + 15) / 16;

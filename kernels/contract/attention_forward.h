@@ -2,6 +2,7 @@
 #pragma once
 
 #include "contract/arch.h"
+#include "contract/band.h"
 #include "contract/types.h"
 
 namespace tessera {
@@ -65,14 +66,6 @@ constexpr ForwardTile small_forward_tile(int arch, int dim_qk, int dim_v, bool b
 constexpr bool can_sum_in_halves(int arch, int dim_v, int vector, bool general) {
   return arch >= 80 && dim_v <= 128 && vector == 8 && !general;
 }
-
-// A sequence's query i stands at key i + offset and sees keys from position - left to position + right.
-struct Band {
-  int left;   // kUnbounded: all
-  int right;  // likewise; 0 where causal
-  bool bottom_right;
-};
-constexpr int kUnbounded = 1 << 30;
 
 struct AttentionForwardParams {
   const void* q;  // [B, Sq, Hq, Dqk], or [total_q, Hq, Dqk]

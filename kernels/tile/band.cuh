@@ -1,7 +1,7 @@
 // Which tiles of keys a block of queries walks over.
 #pragma once
 
-#include "contract/attention_forward.h"
+#include "contract/band.h"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 // A score on its way to a probability, and who may see whom.
 #pragma once
 
-#include "contract/attention_forward.h"
+#include "contract/band.h"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 

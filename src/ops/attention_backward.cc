@@ -2,7 +2,7 @@
 
 #include <climits>
 
-#include "ops/band.h"
+#include "ops/attention_params.h"
 #include "ops/extents.h"
 #include "ops/preprocess.h"
 
@@ -50,36 +50,19 @@ Workspace workspace_of(const AttentionProblem& p, const select::BackwardConfigs&
 }
 
 AttentionBackwardParams params_of(const AttentionArgs& args, const RowView& lse_log2, const RowView& delta) {
-  const AttentionProblem& p = args.problem;
   AttentionBackwardParams params = {};
-  params.q = args.q.data;
-  params.k = args.k.data;
-  params.v = args.v.data;
+  fill_shared(params, args);
   params.d_o = args.d_o.data;
   params.lse_log2 = lse_log2.data;
   params.delta = delta.data;
   params.dq = args.dq.data;
   params.dk = args.dk.data;
   params.dv = args.dv.data;
-  params.cu_seqlens_q = args.cu_seqlens_q;
-  params.cu_seqlens_k = args.cu_seqlens_k;
-  params.alibi_slopes = args.alibi_slopes;
-  params.q_strides = strides_of(args.q);
-  params.k_strides = strides_of(args.k);
-  params.v_strides = strides_of(args.v);
   params.d_o_strides = strides_of(args.d_o);
   params.dq_strides = strides_of(args.dq);
   params.dk_strides = strides_of(args.dk);
   params.dv_strides = strides_of(args.dv);
   params.row_strides = strides_of(delta);
-  params.alibi_batch_stride = args.alibi_batch_stride;
-  params.seq_q = static_cast<int>(p.seq_q);
-  params.seq_k = static_cast<int>(p.seq_k);
-  params.heads_q = static_cast<unsigned>(p.heads_q);
-  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
-  params.band = band_of(p);
-  params.scale = p.scale;
-  params.softcap = p.softcap;
   return params;
 }
 

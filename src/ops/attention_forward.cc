@@ -2,7 +2,7 @@
 
 #include <climits>
 
-#include "ops/band.h"
+#include "ops/attention_params.h"
 #include "ops/extents.h"
 
 namespace tessera {
@@ -15,28 +15,12 @@ Result<cuda::Work<AttentionForwardParams>> forward_work(const AttentionArgs& arg
     return Status(TESSERA_UNSUPPORTED, "attention_forward: more rows than one grid can cover");
   }
   AttentionForwardParams params = {};
-  params.q = args.q.data;
-  params.k = args.k.data;
-  params.v = args.v.data;
+  fill_shared(params, args);
   params.o = args.o.data;
   params.lse = args.lse.data;
-  params.cu_seqlens_q = args.cu_seqlens_q;
-  params.cu_seqlens_k = args.cu_seqlens_k;
-  params.alibi_slopes = args.alibi_slopes;
-  params.q_strides = strides_of(args.q);
-  params.k_strides = strides_of(args.k);
-  params.v_strides = strides_of(args.v);
   params.o_strides = strides_of(args.o);
   params.lse_strides = strides_of(args.lse);
-  params.alibi_batch_stride = args.alibi_batch_stride;
-  params.seq_q = static_cast<int>(p.seq_q);
-  params.seq_k = static_cast<int>(p.seq_k);
-  params.heads_q = static_cast<unsigned>(p.heads_q);
-  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
   params.q_tiles = static_cast<unsigned>(q_tiles);
-  params.band = band_of(p);
-  params.scale = p.scale;
-  params.softcap = p.softcap;
   const cuda::Grid grid{static_cast<unsigned>(q_tiles * p.batch * p.heads_q), 1, 1};
   return cuda::Work<AttentionForwardParams>{params, grid};
 }

@@ -7,7 +7,7 @@
 #include "contract/mask.h"
 #include "cpu/attention.h"
 #include "ops/attention_backward.h"
-#include "ops/band.h"
+#include "ops/attention_params.h"
 #include "ops/extents.h"
 #include "ops/format.h"
 

@@ -1,0 +1,51 @@
+// What every attention kernel takes of a problem and its arguments.
+#pragma once
+
+#include <algorithm>
+
+#include "contract/band.h"
+#include "ops/attention.h"
+#include "ops/extents.h"
+
+namespace tessera {
+
+inline int band_edge(std::int64_t window) {
+  return static_cast<int>(window < 0 ? kUnbounded : std::min<std::int64_t>(window, kUnbounded));
+}
+
+inline Band band_of(const AttentionProblem& p) {
+  return {.left = band_edge(p.window_left),
+          .right = p.causal ? 0 : band_edge(p.window_right),
+          .bottom_right = p.alignment == Alignment::kBottomRight};
+}
+
+// Some keys are hidden from some queries.
+inline bool is_banded(const AttentionProblem& p) { return p.causal || p.window_left >= 0 || p.window_right >= 0; }
+
+// More is asked of a score than a positive scale.
+inline bool is_general(const AttentionProblem& p) { return p.softcap > 0 || p.alibi || !(p.scale > 0); }
+
+// Params: the forward's or the backward's.
+template <class Params>
+void fill_shared(Params& params, const AttentionArgs& args) {
+  const AttentionProblem& p = args.problem;
+  params.q = args.q.data;
+  params.k = args.k.data;
+  params.v = args.v.data;
+  params.cu_seqlens_q = args.cu_seqlens_q;
+  params.cu_seqlens_k = args.cu_seqlens_k;
+  params.alibi_slopes = args.alibi_slopes;
+  params.q_strides = strides_of(args.q);
+  params.k_strides = strides_of(args.k);
+  params.v_strides = strides_of(args.v);
+  params.alibi_batch_stride = args.alibi_batch_stride;
+  params.seq_q = static_cast<int>(p.seq_q);
+  params.seq_k = static_cast<int>(p.seq_k);
+  params.heads_q = static_cast<unsigned>(p.heads_q);
+  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
+  params.band = band_of(p);
+  params.scale = p.scale;
+  params.softcap = p.softcap;
+}
+
+}  // namespace tessera
