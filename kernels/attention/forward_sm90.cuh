@@ -1,9 +1,9 @@
 // Attention forward on Hopper's own instructions: the copy engine (TMA), wgmma, roles for warps.
 //
-// A block stays and takes one tile of queries after the other. One thread of its first warpgroup, the producer, has Q, K
-// and V loaded; each of the other warpgroups, the consumers, owns 64 query rows from end to end. Keys come in tiles of
-// block_k, last tile first. K and V have `stages` places each, and each place two barriers: full (the bytes are there)
-// and empty (every consumer's warp is done with it).
+// A block stays and takes one tile of queries after the other. One thread of its first warpgroup, the producer, has Q,
+// K and V loaded; each of the other warpgroups, the consumers, owns 64 query rows from end to end. Keys come in tiles
+// of block_k, last tile first. K and V have `stages` places each, and each place two barriers: full (the bytes are
+// there) and empty (every consumer's warp is done with it).
 //
 //   shared:     Q [block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][block_k, Dv]    (contract/tensor_map.h)
 //   registers:  S [64, block_k] fp32    P [64, block_k] 16 bit    O [64, Dv] fp32, spread over a warpgroup
@@ -13,8 +13,8 @@
 //                                | O+=P0 V0 ------- | O+=P1 V1 ------- |   tensor cores, asynchronous
 //                                |        max, exp  |        max, exp  |   of the S just made, under O's product
 //
-// Where consumers take turns (ping_pong), one gives its products to the tensor cores, lets the next one do so, and turns
-// to its softmax. Tiles that the mask empties for a whole block are never loaded; those that it empties for one
+// Where consumers take turns (ping_pong), one gives its products to the tensor cores, lets the next one do so, and
+// turns to its softmax. Tiles that the mask empties for a whole block are never loaded; those that it empties for one
 // consumer are let pass. Queries and keys beyond a sequence's end come as zeros from the copy engine, so that whatever
 // lies behind them in memory meets no product.
 #pragma once
@@ -205,12 +205,12 @@ struct ForwardSm90Consumer {
   float slope = 0;
   float scale_log2 = 0;
 
-  float scores[kKeyTiles * 4];     // [tile of 8 keys][value of a lane]
-  unsigned weights[kPvSteps][4];   // P as wgmma's first operand
-  float output[kValueTiles * 4];   // [tile of 8 columns][value of a lane]
-  float reference[2];              // what a row's exponents are taken relative to
-  float row_sum[2];                // this lane's share; summed over the quad at the end
-  float decay[2];                  // what O is to be scaled with
+  float scores[kKeyTiles * 4];    // [tile of 8 keys][value of a lane]
+  unsigned weights[kPvSteps][4];  // P as wgmma's first operand
+  float output[kValueTiles * 4];  // [tile of 8 columns][value of a lane]
+  float reference[2];             // what a row's exponents are taken relative to
+  float row_sum[2];               // this lane's share; summed over the quad at the end
+  float decay[2];                 // what O is to be scaled with
 
   __forceinline__ int query_of(int half) const { return first_q + warp * 16 + half * 8 + lane / 4; }
 
@@ -436,31 +436,30 @@ struct ForwardSm90Consumer {
     issue_scores();
     pass_turn();
     wgmma_wait<0>();
-    wgmma_done(scores);
-    release(kAt.k_empty, k_use.index);
-    k_use.advance();
-    softmax_of(last, keys);
-    pack_weights();
-    for (int tile = last - 1; tile >= first; --tile) {
+    for (int tile = last;; --tile) {
+      wgmma_done(scores);
+      release(kAt.k_empty, k_use.index);
+      k_use.advance();
+      const bool grown = softmax_of(tile, keys);
+      wgmma_done(scores);  // the exponentials stay before the wait: O's product runs meanwhile
+      if (tile < last) {
+        wgmma_wait<0>();
+        wgmma_done(output);
+        release(kAt.v_empty, v_use.index);
+        v_use.advance();
+        if (grown) {
+#pragma unroll
+          for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= decay[i / 2 % 2];
+        }
+      }
+      pack_weights();
+      if (tile == first) break;
       take_turn();
       wgmma_fence();
       issue_scores();
       issue_output();
       pass_turn();
       wgmma_wait<1>();
-      wgmma_done(scores);
-      release(kAt.k_empty, k_use.index);
-      k_use.advance();
-      const bool grown = softmax_of(tile, keys);
-      wgmma_wait<0>();
-      wgmma_done(output);
-      release(kAt.v_empty, v_use.index);
-      v_use.advance();
-      if (grown) {
-#pragma unroll
-        for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= decay[i / 2 % 2];
-      }
-      pack_weights();
     }
     release(kAt.q_empty, 0);
     wgmma_fence();
@@ -471,8 +470,8 @@ struct ForwardSm90Consumer {
     v_use.advance();
   }
 
-  // Divides by the row sums and writes O and LSE. A quad's lanes hold a row in pieces of two columns; they exchange them
-  // so that each lane has 8 columns, 16 bytes, of one of four neighbouring tiles, and a quad writes 64 bytes.
+  // Divides by the row sums and writes O and LSE. A quad's lanes hold a row in pieces of two columns; they exchange
+  // them so that each lane has 8 columns, 16 bytes, of one of four neighbouring tiles, and a quad writes 64 bytes.
   __forceinline__ void store() {
     Bits16* const out = rows_of(p.o, p.o_strides, p.cu_seqlens_q, batch, head);
 #pragma unroll
@@ -565,7 +564,8 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   static_assert(config.consumers >= 1 && config.consumers <= 3 && config.stages >= 2);
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
-  // What a block of 65536 registers leaves.
+  // Of an SM's 65536. With one consumer each thread may have as many as it can name from the start.
+  constexpr bool kShared = config.consumers > 1;
   constexpr int kProducerRegisters = config.consumers == 3 ? 32 : 24;
   constexpr int kConsumerRegisters = config.consumers == 3 ? 160 : 240;
   constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
@@ -590,13 +590,13 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
-    give_registers<kProducerRegisters>();
+    if constexpr (kShared) give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) {
       ForwardSm90Producer<config> producer{p, shared};
       producer.run();
     }
   } else {
-    take_registers<kConsumerRegisters>();
+    if constexpr (kShared) take_registers<kConsumerRegisters>();
     ForwardSm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
                                          static_cast<int>(threadIdx.x) % kWarpgroup / 32};
     consumer.run();

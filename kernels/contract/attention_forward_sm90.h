@@ -109,9 +109,9 @@ struct alignas(64) AttentionForwardSm90Params {
   PanelMaps q;  // boxes of block_q rows
   PanelMaps k;  // boxes of block_k rows
   PanelMaps v;
-  void* o;                    // [B, Sq, Hq, Dv], or [total_q, Hq, Dv]
-  float* lse;                 // [B, Hq, Sq], natural log, may be null
-  const int* cu_seqlens_q;    // [B + 1], null: every sequence has seq_q queries
+  void* o;                  // [B, Sq, Hq, Dv], or [total_q, Hq, Dv]
+  float* lse;               // [B, Hq, Sq], natural log, may be null
+  const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
   const int* cu_seqlens_k;
   const float* alibi_slopes;  // [Hq] or [B, Hq], may be null
   unsigned* ticket;           // 0 at the start; only where Config::tickets

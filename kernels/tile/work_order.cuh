@@ -36,7 +36,9 @@ struct KeyRange {
 
   __forceinline__ int first_tile(int block_k) const { return begin / block_k; }
   // Less than first_tile where no key is seen.
-  __forceinline__ int last_tile(int block_k) const { return end > begin ? (end - 1) / block_k : first_tile(block_k) - 1; }
+  __forceinline__ int last_tile(int block_k) const {
+    return end > begin ? (end - 1) / block_k : first_tile(block_k) - 1;
+  }
 };
 template <bool banded>
 __forceinline__ KeyRange key_range(const Band& band, int position_offset, int first_q, int last_q, int len_k) {
