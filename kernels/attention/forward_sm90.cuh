@@ -566,8 +566,8 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
   // Of an SM's 65536. With one consumer each thread may have as many as it can name from the start.
   constexpr bool kShared = config.consumers > 1;
-  constexpr int kProducerRegisters = config.consumers == 3 ? 32 : 24;
-  constexpr int kConsumerRegisters = config.consumers == 3 ? 160 : 240;
+  constexpr int kProducerRegisters = config.consumers == 3 ? 32 : 40;
+  constexpr int kConsumerRegisters = config.consumers == 3 ? 160 : 232;
   constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);
