@@ -93,15 +93,15 @@ struct ForwardSm90Tile {
   int polynomial;
 };
 
-// Scores (block_k / 2 registers a thread), probabilities (half of that) and the output (dim_v / 2) live at once, in 240
+// Scores (block_k / 2 registers a thread), probabilities (half of that) and the output (dim_v / 2) live at once, in 232
 // registers with two consumers and in 160 with three.
 constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool banded, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (dim <= 64) return general ? ForwardSm90Tile{2, 128, 2, 64, true, 0} : ForwardSm90Tile{3, 128, 2, 64, true, 0};
-  if (dim <= 96) return general ? ForwardSm90Tile{2, 128, 2, 64, true, 0} : ForwardSm90Tile{2, 176, 2, 64, true, 0};
-  if (dim <= 128) return {2, banded || general ? 128 : 176, 2, 64, true, 0};
-  if (dim_v <= 128) return {2, dim_qk <= 192 ? 128 : 96, 2, 64, true, 0};
-  if (dim <= 192) return {2, 112, 2, 64, true, 0};
+  if (general) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 64, true, 0};
+  if (dim <= 64) return {3, 128, 2, 64, true, 0};
+  if (dim <= 96) return {2, 176, 2, 64, true, 0};
+  if (dim <= 128) return {2, banded ? 128 : 176, 2, 64, true, 0};
+  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 112, 2, 64, true, 0};
   return {2, 80, 2, 64, true, 0};
 }
 
