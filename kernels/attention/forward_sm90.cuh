@@ -20,6 +20,7 @@
 #pragma once
 
 #include "contract/attention_forward_sm90.h"
+#include "contract/work_order.h"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
@@ -29,7 +30,6 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/sequence.cuh"
-#include "tile/work_order.cuh"
 
 namespace tessera {
 
@@ -57,7 +57,7 @@ struct ForwardSm90Work {
   int first_tile, last_tile;
 
   __forceinline__ ForwardSm90Work(const AttentionForwardSm90Params& p, unsigned index) {
-    const WorkItem item = work_item(p, index);
+    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.heads_q, p.together);
     batch = item.batch;
     head = item.head;
     first_q = static_cast<int>(item.q_tile) * block_q_of(config);
@@ -70,7 +70,9 @@ struct ForwardSm90Work {
   }
 
   __forceinline__ KeyRange keys_of(const AttentionForwardSm90Params& p, int first, int rows) const {
-    return key_range<config.banded>(p.band, position_offset, first, min(first + rows, len_q) - 1, len_k);
+    const int last = min(first + rows, len_q) - 1;
+    if constexpr (!config.banded) return last < first ? KeyRange{0, 0, 0, 0} : KeyRange{0, len_k, 0, len_k};
+    return key_range(p.band, position_offset, first, last, len_k);
   }
   __forceinline__ bool has_keys() const { return last_tile >= first_tile; }
 };
@@ -93,7 +95,7 @@ struct ForwardSm90Queue {
   __forceinline__ void next() {
     ++round;
     if constexpr (!config.tickets) {
-      index = own_index(round);
+      index = own_index(round, blockIdx.x, gridDim.x);
     } else {
       const unsigned full = shared + kAt.work_full + place.index * kBarrierBytes;
       const unsigned empty = shared + kAt.work_empty + place.index * kBarrierBytes;
@@ -157,6 +159,9 @@ struct ForwardSm90Producer {
   }
 
   __forceinline__ void run() {
+    prefetch_map(p.q.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
+    prefetch_map(p.k.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
+    prefetch_map(p.v.by_width[map_index(panel_at(config.dim_v, kPanels, 0).width)]);
     ForwardSm90Queue<config, true> queue(p, shared);
     while (queue.has_work()) {
       const ForwardSm90Work<config> work(p, queue.index);
