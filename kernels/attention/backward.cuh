@@ -30,7 +30,7 @@ struct AttentionBackward {
   static constexpr int kPairs = config.warps / 2;
   static constexpr int kRows = config.block_k / kPairs;  // keys of a warp
   static constexpr int kRowTiles = kRows / 16;
-  // Queries at a time: as many as make 16 values a lane, 8 where each needs more registers than its own.
+  // Queries at a time: as many as make 16 values a lane; fewer where that can be and each needs more registers.
   static constexpr int kWidest = kRows == 16 && !config.general ? 32 : 16;
   static constexpr int kStrip = kWidest < config.block_q ? kWidest : config.block_q;
   static constexpr int kStrips = config.block_q / kStrip;

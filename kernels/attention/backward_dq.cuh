@@ -8,6 +8,7 @@
 #pragma once
 
 #include "contract/attention_backward.h"
+#include "tile/band.cuh"
 #include "tile/probability.cuh"
 #include "tile/products.cuh"
 #include "tile/sequence.cuh"
@@ -26,7 +27,7 @@ struct BackwardDq {
   using TileDo = SharedTile<config.block_q, config.dim_v>;
   using TileK = SharedTile<config.block_k, config.dim_qk>;
   using TileV = SharedTile<config.block_k, config.dim_v>;
-  // Keys at a time: as many as make 16 values a lane, 8 where each needs more registers than its own.
+  // Keys at a time: as many as make 16 values a lane; fewer where that can be and each needs more registers.
   static constexpr int kWidest = kRows == 16 && !config.general ? 32 : 16;
   static constexpr int kStrip = kWidest < config.block_k ? kWidest : config.block_k;
   using Strip = float[kRowTiles][kStrip / 8][4];
@@ -162,18 +163,7 @@ struct BackwardDq {
     position_offset = p.band.bottom_right ? len_k - len_q : 0;
     slope = config.general && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
 
-    // Keys that some query of this block sees, and those that all of them see.
-    int seen_begin = 0, seen_end = len_k, clear_begin = 0, clear_end = len_k;
-    if constexpr (config.banded) {
-      const int first_position = first_q + position_offset;
-      const int last_position = min(first_q + config.block_q, len_q) - 1 + position_offset;
-      seen_begin = max(0, first_position - p.band.left);
-      seen_end = min(len_k, last_position + p.band.right + 1);
-      clear_begin = last_position - p.band.left;
-      clear_end = min(len_k, first_position + p.band.right + 1);
-    }
-    const int first_tile = seen_begin / config.block_k;
-    const int end_tile = seen_end > seen_begin ? (seen_end - 1) / config.block_k + 1 : first_tile;
+    const KeyTiles keys = key_tiles<config.banded>(p.band, first_q, config.block_q, config.block_k, len_q, len_k);
 
     const Index rows_at = offset_of(p.row_strides, p.cu_seqlens_q, batch, head);
 #pragma unroll
@@ -192,7 +182,7 @@ struct BackwardDq {
       }
     }
 
-    if (end_tile > first_tile) {
+    if (keys.end > keys.begin) {
       TileLoader<TileQ, kThreads, config.vector> load_q;
       load_q.begin(tile_q(), rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head), p.q_strides.seq, first_q, len_q);
       load_q.end(tile_q());
@@ -200,18 +190,18 @@ struct BackwardDq {
       load_d_o.begin(tile_d_o(), rows_of(p.d_o, p.d_o_strides, p.cu_seqlens_q, batch, head), p.d_o_strides.seq, first_q,
                      len_q);
       load_d_o.end(tile_d_o());
-      begin_load(first_tile * config.block_k, 0);
+      begin_load(keys.begin * config.block_k, 0);
     }
     const float scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
-    for (int tile = first_tile; tile < end_tile; ++tile) {
-      const int stage = config.stages == 2 ? (tile - first_tile) % 2 : 0;
+    for (int tile = keys.begin; tile < keys.end; ++tile) {
+      const int stage = config.stages == 2 ? (tile - keys.begin) % 2 : 0;
       const int first_k = tile * config.block_k;
       end_load(first_k, stage);
       __syncthreads();  // this K and V are there; with two stages, the last ones are used up
-      if (config.stages == 2 && tile + 1 < end_tile) begin_load(first_k + config.block_k, 1 - stage);
-      const bool masked = first_k < clear_begin || first_k + config.block_k > clear_end;
+      if (config.stages == 2 && tile + 1 < keys.end) begin_load(first_k + config.block_k, 1 - stage);
+      const bool masked = keys.is_masked(first_k, config.block_k);
       walk_strips(stage, first_k, masked, scale_log2);
-      if (config.stages == 1 && tile + 1 < end_tile) {
+      if (config.stages == 1 && tile + 1 < keys.end) {
         __syncthreads();
         begin_load(first_k + config.block_k, 0);
       }

@@ -31,6 +31,12 @@ __forceinline__ float sum_of_group(float value, unsigned lane, unsigned lanes) {
   return value;
 }
 
+// An LSE that is finite stays so in other units. NaN stays NaN.
+__forceinline__ float clamp_to_finite(float x) {
+  constexpr float kLargest = 3.402823466e38f;
+  return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+}
+
 template <DType dtype>
 __forceinline__ float dot(const Words4& a, const Words4& b) {
   float sum = 0;
@@ -107,7 +113,7 @@ __forceinline__ void backward_preprocess(const BackwardPreprocessParams& p) {
     const bool empty = row_lse == -infinity();
     if (writes) {
       delta[row] = empty ? 0.0f : total - row_d_lse;
-      lse_log2[row] = empty ? infinity() : row_lse * kLog2E;
+      lse_log2[row] = empty ? infinity() : clamp_to_finite(row_lse * kLog2E);
     }
   }
 }

@@ -16,6 +16,8 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "tile/band.cuh"
+#include "tile/probability.cuh"
 #include "tile/products.cuh"
 #include "tile/sequence.cuh"
 #include "tile/shared_tile.cuh"
@@ -62,14 +64,9 @@ struct AttentionForward {
   }
 
   __forceinline__ void multiply_queries_with_keys() {
-#if __CUDA_ARCH__ >= 800
-    constexpr bool kInHalves = kRowTiles == 1 && config.dim_v <= 128 && !config.general;  // registers to spare
-#else
-    constexpr bool kInHalves = false;
-#endif
     unsigned none[1][kRowTiles][4];
     const RowOperand<TileQ, kRowTiles, 0> queries{tile_q, warp * kRowsPerWarp, none};
-    rows_by_rows<kType, kInHalves>(scores, queries, tile_k, 0, FromZero{}, recomputed(lane));
+    rows_by_rows<kType, config.in_halves>(scores, queries, tile_k, 0, FromZero{}, recomputed(lane));
   }
 
   // Scores in natural units, where more is asked than a positive scale.
@@ -81,10 +78,8 @@ struct AttentionForward {
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            float s = scores[m][n][i] * p.scale;
-            if (p.softcap > 0) s = p.softcap * accurate_tanh(s / p.softcap);
-            const int distance = query_of(m, i / 2) + position_offset - (first_k + n * 8 + lane % 4 * 2 + i % 2);
-            scores[m][n][i] = s - slope * static_cast<float>(distance < 0 ? -distance : distance);
+            const int key = first_k + n * 8 + lane % 4 * 2 + i % 2;
+            transform_score(scores[m][n][i], p.scale, p.softcap, slope, query_of(m, i / 2) + position_offset - key);
           }
         }
       }
@@ -284,18 +279,7 @@ struct AttentionForward {
     position_offset = p.band.bottom_right ? len_k - len_q : 0;
     slope = config.general && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
 
-    // Keys that some query of this block sees, and those that all of them see.
-    int seen_begin = 0, seen_end = len_k, clear_begin = 0, clear_end = len_k;
-    if constexpr (config.banded) {
-      const int first_position = first_q + position_offset;
-      const int last_position = min(first_q + config.block_q, len_q) - 1 + position_offset;
-      seen_begin = max(0, first_position - p.band.left);
-      seen_end = min(len_k, last_position + p.band.right + 1);
-      clear_begin = last_position - p.band.left;
-      clear_end = min(len_k, first_position + p.band.right + 1);
-    }
-    const int first_tile = seen_begin / config.block_k;
-    const int last_tile = seen_end > seen_begin ? (seen_end - 1) / config.block_k : first_tile - 1;
+    const KeyTiles keys = key_tiles<config.banded>(p.band, first_q, config.block_q, config.block_k, len_q, len_k);
 
     const Bits16* q = rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head);
     const Bits16* k = rows_of(p.k, p.k_strides, p.cu_seqlens_k, batch, head / p.group);
@@ -319,12 +303,12 @@ struct AttentionForward {
     TileLoader<TileQ, kThreads, config.vector> load_q;
     TileLoader<TileK, kThreads, config.vector> load_k;
     TileLoader<TileV, kThreads, config.vector> load_v;
-    if (last_tile >= first_tile) {
+    if (keys.end > keys.begin) {
       load_q.begin(tile_q, q, p.q_strides.seq, first_q, len_q);
       load_q.end(tile_q);
-      load_k.begin(tile_k, k, p.k_strides.seq, last_tile * config.block_k, len_k);
+      load_k.begin(tile_k, k, p.k_strides.seq, (keys.end - 1) * config.block_k, len_k);
     }
-    for (int tile = last_tile; tile >= first_tile; --tile) {
+    for (int tile = keys.end - 1; tile >= keys.begin; --tile) {
       const int first_k = tile * config.block_k;
       load_k.end(tile_k);
       __syncthreads();
@@ -332,9 +316,9 @@ struct AttentionForward {
       multiply_queries_with_keys();
       load_v.end(tile_v);
       __syncthreads();
-      if (tile > first_tile) load_k.begin(tile_k, k, p.k_strides.seq, first_k - config.block_k, len_k);
+      if (tile > keys.begin) load_k.begin(tile_k, k, p.k_strides.seq, first_k - config.block_k, len_k);
       transform_scores(first_k);
-      if (first_k < clear_begin || first_k + config.block_k > clear_end) mask_scores(first_k);
+      if (keys.is_masked(first_k, config.block_k)) mask_scores(first_k);
       online_softmax(scale_log2);
       multiply_probabilities_with_values();
     }

@@ -23,6 +23,7 @@
 #include "contract/work_order.h"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/exp2_polynomial.cuh"
 #include "ptx/global.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"

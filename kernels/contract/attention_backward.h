@@ -104,10 +104,19 @@ constexpr BackwardTile backward_tile(int arch, int dim_qk, int dim_v, bool bande
     if (dim <= 128) return {32, small ? 64 : 128, small ? 4 : 8, 2, general ? 0 : 2, 2, 1};
     return small ? BackwardTile{16, 64, 8, 1, 0, 2, 1} : BackwardTile{32, 64, 8, 2, 0, 2, 1};
   }
-  if (dim <= 64) return {64, 64, 4, 2, general ? 0 : steps, banded ? 2 : 16, 3};
+  if (dim <= 64) return {64, 64, 4, 2, general ? 0 : banded ? dim / 16 : steps, banded ? 2 : 16, 3};
   if (dim <= 96) return {64, 128, 8, 2, general ? 0 : steps, 16, 1};
-  if (dim <= 128) return {64, 128, 8, 2, general ? 0 : banded ? 6 : 4, 16, 1};
+  if (dim <= 128) return {64, 128, 8, 2, general ? 0 : banded && dim == 128 ? 6 : 4, 16, 1};
   return {64, 64, 8, 2, 0, banded ? 2 : 16, 1};
+}
+
+// Without 16-byte copies, what is on its way is in registers: one stage, and nothing kept.
+constexpr BackwardTile staged_backward_tile(int arch, int dim_qk, int dim_v, bool banded, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  const BackwardTile tile = backward_tile(arch, dim_qk, dim_v, banded, general);
+  if (arch < 80) return tile;
+  if (dim <= 96) return {tile.block_q, tile.block_k, tile.warps, 1, 0, 2, 1};
+  return {arch != 80 && arch < 90 && dim > 128 ? 16 : 32, 64, 8, 1, 0, 2, 1};
 }
 
 // For few queries: one strip a tile. It wastes less, and has registers to sum the scores more exactly.

@@ -10,12 +10,13 @@ struct AttentionForwardConfig {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int block_q;   // query rows of a block
-  int block_k;   // keys of a step
-  int warps;     // each takes block_q / warps rows, 16 or 32
-  int vector;    // elements per load and store: 8 (16 bytes), or 1 where a pointer or a stride does not allow it
-  bool banded;   // causal or a window: some tiles are skipped and some masked
-  bool general;  // softcap, ALiBi or a negative scale: scores are transformed one by one
+  int block_q;     // query rows of a block
+  int block_k;     // keys of a step
+  int warps;       // each takes block_q / warps rows, 16 or 32
+  bool in_halves;  // scores are summed in two halves: more exact, more registers
+  int vector;      // elements per load and store: 8 (16 bytes), or 1 where a pointer or a stride does not allow it
+  bool banded;     // causal or a window: some tiles are skipped and some masked
+  bool general;    // softcap, ALiBi or a negative scale: scores are transformed one by one
 };
 
 template <class Visitor>
@@ -26,6 +27,7 @@ constexpr void visit_fields(const AttentionForwardConfig& config, Visitor&& visi
   visit("block_q", config.block_q);
   visit("block_k", config.block_k);
   visit("warps", config.warps);
+  visit("in_halves", config.in_halves);
   visit("vector", config.vector);
   visit("banded", config.banded);
   visit("general", config.general);
@@ -49,7 +51,7 @@ constexpr ForwardTile forward_tile(int arch, int dim_qk, int dim_v, bool banded,
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   if (arch < 80) return dim <= 128 ? ForwardTile{64, 64, 4} : ForwardTile{64, general ? 16 : 32, 4};
   if (general || dim > 128) return {64, 64, 4};
-  if (dim <= 64) return {128, 96, 4};
+  if (dim <= 64) return banded || arch < 90 ? ForwardTile{128, 96, 4} : ForwardTile{128, 112, 4};
   if (dim <= 80) return {128, 64, 4};
   return banded || dim < 128 || arch < 90 ? ForwardTile{128, 32, 4} : ForwardTile{128, 64, 4};
 }
@@ -57,6 +59,11 @@ constexpr ForwardTile forward_tile(int arch, int dim_qk, int dim_v, bool banded,
 // Wastes less where the mask cuts through many tiles or there are few queries.
 constexpr ForwardTile small_forward_tile(int arch, int dim_qk, int dim_v, bool banded, bool general) {
   return arch < 80 ? forward_tile(arch, dim_qk, dim_v, banded, general) : ForwardTile{64, 64, 4};
+}
+
+// Where the small tile has the registers for it.
+constexpr bool can_sum_in_halves(int arch, int dim_v, int vector, bool general) {
+  return arch >= 80 && dim_v <= 128 && vector == 8 && !general;
 }
 
 // A sequence's query i stands at key i + offset and sees keys from position - left to position + right.

@@ -1,4 +1,4 @@
-// Named barriers: some warps arrive and go on, others wait for them. Barrier 0 is __syncthreads.
+// Named barriers: some warps arrive and go on, others wait for them; whole warps at a time. Barrier 0 is __syncthreads.
 #pragma once
 
 namespace tessera {

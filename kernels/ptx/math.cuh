@@ -1,5 +1,5 @@
-// Base-2 exponential and logarithm, and the reciprocal, of the special function unit; relative error below 2^-22,
-// subnormals flushed.
+// Base-2 exponential and logarithm, and the reciprocal, of the special function unit (relative error below 2^-22,
+// subnormals flushed), and what is made of them.
 #pragma once
 
 namespace tessera {
@@ -25,15 +25,14 @@ __forceinline__ float fast_reciprocal(float x) {
   return y;
 }
 
-// 2^x on the FMA units, for x from -126 to 127, smaller ones as -126: 2^round(x) goes into the exponent, and a
-// polynomial takes the rest, at most a half. Relative error below 8e-5, less than what 16 bits round off.
-__forceinline__ float polynomial_exp2(float x) {
-  constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
-  x = fmaxf(x, -126.0f);
-  const float rounded = x + kRounder;
-  const float rest = x - (rounded - kRounder);
-  const float power = 0.99992807f + rest * (0.69326097f + rest * (0.24261113f + rest * 0.05517167f));
-  return __uint_as_float(__float_as_uint(power) + (__float_as_uint(rounded) << 23));
+__forceinline__ float min_or_nan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return a > b ? b : a;
+#endif
 }
 
 // tanh.approx would lose half of the digits that a softcap of 50 needs. Away from 0 the absolute error is below 2^-22;

@@ -1,4 +1,4 @@
-// Scores, 16 columns of a warp's rows at a time, to probabilities by a row's LSE: the softmax of a backward pass.
+// A score on its way to a probability, and who may see whom.
 #pragma once
 
 #include "contract/attention_forward.h"
@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// Rounding can leave a score above its row's LSE, by more than exp2 can take where both are huge.
+// By its row's LSE. Rounding can leave a score above that, by more than exp2 can take where both are huge. A NaN stays.
 __forceinline__ float probability(float score, float scale_log2, float lse_log2) {
-  return fast_exp2(fminf(score * scale_log2 - lse_log2, 0.0f));
+  return fast_exp2(min_or_nan(score * scale_log2 - lse_log2, 0.0f));
 }
 
 // q . k to the score in natural units. Returns what a gradient of the score is multiplied with on the way back.

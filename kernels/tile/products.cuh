@@ -1,4 +1,4 @@
-// The two products of a warp that the backward is made of. X is a strip of 16 or 32 columns.
+// The two products of a warp that attention is made of. X is a strip of columns, a multiple of 16.
 //
 //   rows_by_rows:   X[rows, strip] = start + A[rows, dim] B[strip, dim]^T    A from shared memory or kept in registers
 //   add_by_columns: C[rows, dim] += X[rows, strip] B[strip, dim]             X as it left the first product, rounded

@@ -83,18 +83,33 @@ AttentionBackwardParams params_of(const AttentionArgs& args, const RowView& lse_
   return params;
 }
 
-// `tiles` for each of `heads` heads of a batch, one block each.
-Status launch_tiles(const cuda::Kernel& kernel, AttentionBackwardParams params, std::int64_t tiles, std::int64_t batch,
-                    std::int64_t heads, cuda::CUstream stream) {
-  const std::int64_t blocks = saturating_product(tiles, batch, heads);
-  if (blocks > INT_MAX) return {TESSERA_UNSUPPORTED, "attention_backward: more rows than one grid can cover"};
-  if (blocks == 0) return {};
-  params.tiles = static_cast<unsigned>(tiles);
-  return cuda::launch(kernel, {static_cast<unsigned>(blocks), 1, 1}, &params, stream);
+// Blocks of each of the kernels that follow the preprocess: tiles for each head of each sequence.
+struct Tiles {
+  std::int64_t main;
+  std::int64_t convert;
+  std::int64_t dq;
+};
+
+Tiles tiles_of(const AttentionProblem& p, const select::BackwardConfigs& configs) {
+  const std::int64_t convert_warps = ceil_div(p.seq_q, 16) * ceil_div(p.dim_qk / 8, kConvertTiles);
+  return {ceil_div(p.seq_k, configs.main.block_k),
+          ceil_div(convert_warps, select::convert_config(p.dtype, 8).threads / 32),
+          ceil_div(p.seq_q, configs.dq.block_q)};
 }
 
-Status launch_convert(const cuda::Kernel& kernel, const AttentionArgs& args, const DqSums& sums, int block_q,
-                      cuda::CUstream stream) {
+bool fits_a_grid(std::int64_t tiles, const AttentionProblem& p, std::int64_t heads) {
+  return saturating_product(tiles, p.batch, heads) <= INT_MAX;
+}
+
+// That it fits a grid, backward_workspace has found.
+template <class Params>
+Status launch_tiles(const cuda::Kernel& kernel, const Params& params, std::int64_t tiles, const AttentionProblem& p,
+                    std::int64_t heads, cuda::CUstream stream) {
+  const cuda::Grid grid{static_cast<unsigned>(tiles * p.batch * heads), 1, 1};
+  return cuda::launch(kernel, cuda::Work<Params>{params, grid}, stream);
+}
+
+BackwardConvertParams convert_params(const AttentionArgs& args, const DqSums& sums, int block_q) {
   const AttentionProblem& p = args.problem;
   BackwardConvertParams params = {};
   params.dq_sums = sums;
@@ -105,14 +120,8 @@ Status launch_convert(const cuda::Kernel& kernel, const AttentionArgs& args, con
   params.block_q = block_q;
   params.heads = static_cast<unsigned>(p.heads_q);
   params.chunks = static_cast<unsigned>(p.dim_qk / 8);
-  const std::int64_t warps = ceil_div(p.seq_q, 16) * ceil_div(params.chunks, kConvertTiles);
-  const std::int64_t tiles = ceil_div(warps, kernel.instance.threads / 32);
-  const std::int64_t blocks = saturating_product(tiles, p.batch, p.heads_q);
-  if (blocks > INT_MAX) return {TESSERA_UNSUPPORTED, "attention_backward: more rows than one grid can cover"};
-  if (blocks == 0) return {};
-  params.blocks = static_cast<unsigned>(tiles);
   params.scale = p.scale;
-  return cuda::launch(kernel, {static_cast<unsigned>(blocks), 1, 1}, &params, stream);
+  return params;
 }
 
 }  // namespace
@@ -126,6 +135,11 @@ std::vector<jit::KernelInstance> backward_kernels(const select::BackwardConfigs&
 }
 
 Result<std::size_t> backward_workspace(const AttentionProblem& problem, const select::BackwardConfigs& configs) {
+  const Tiles tiles = tiles_of(problem, configs);
+  if (!fits_a_grid(tiles.main, problem, problem.heads_kv) ||
+      !fits_a_grid(configs.main.adds_dq ? tiles.convert : tiles.dq, problem, problem.heads_q)) {
+    return Status(TESSERA_UNSUPPORTED, "attention_backward: more rows than one grid can cover");
+  }
   const std::int64_t bytes = workspace_of(problem, configs).bytes;
   if (bytes == LLONG_MAX) return Status(TESSERA_UNSUPPORTED, "attention_backward: its workspace cannot be addressed");
   return static_cast<std::size_t>(bytes);
@@ -163,15 +177,16 @@ Status enqueue_backward(const std::vector<const cuda::Kernel*>& kernels, const A
   if (configs.main.adds_dq) {
     if (Status s = cuda::zero(kernels[1]->device, params.dq_sums.data, at.sum_bytes, stream); !s.ok()) return s;
   }
-  if (Status s =
-          launch_tiles(*kernels[1], params, ceil_div(p.seq_k, configs.main.block_k), p.batch, p.heads_kv, stream);
-      !s.ok()) {
-    return s;
-  }
+  const Tiles tiles = tiles_of(p, configs);
+  params.tiles = static_cast<unsigned>(tiles.main);
+  if (Status s = launch_tiles(*kernels[1], params, tiles.main, p, p.heads_kv, stream); !s.ok()) return s;
   if (configs.main.adds_dq) {
-    return launch_convert(*kernels[2], args, params.dq_sums, configs.main.block_q, stream);
+    BackwardConvertParams convert = convert_params(args, params.dq_sums, configs.main.block_q);
+    convert.blocks = static_cast<unsigned>(tiles.convert);
+    return launch_tiles(*kernels[2], convert, tiles.convert, p, p.heads_q, stream);
   }
-  return launch_tiles(*kernels[2], params, ceil_div(p.seq_q, configs.dq.block_q), p.batch, p.heads_q, stream);
+  params.tiles = static_cast<unsigned>(tiles.dq);
+  return launch_tiles(*kernels[2], params, tiles.dq, p, p.heads_q, stream);
 }
 
 }  // namespace tessera

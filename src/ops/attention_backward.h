@@ -14,7 +14,8 @@ namespace tessera {
 // The kernels in the order of their launches. vectors: AttentionProblem's.
 std::vector<jit::KernelInstance> backward_kernels(const select::BackwardConfigs& configs, bool vectors);
 
-// Bytes for delta, LSE and dQ's sums; TESSERA_UNSUPPORTED where that is beyond what can be addressed.
+// Bytes for delta, LSE and dQ's sums; TESSERA_UNSUPPORTED where that is beyond what can be addressed, or one of the
+// kernels would need more blocks than a grid has.
 Result<std::size_t> backward_workspace(const AttentionProblem& problem, const select::BackwardConfigs& configs);
 
 // kernels: loaded from backward_kernels. workspace: aligned to 256 bytes.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "contract/arch.h"
 #include "contract/mask.h"
 #include "cpu/attention.h"
 #include "ops/attention_backward.h"
@@ -64,17 +65,19 @@ double computed_scores(const AttentionProblem& p, int block_q, int block_k) {
 }
 
 std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& device) {
-  constexpr double kSmallTileRate = 0.9;  // of the large one's, where no tile is masked: measured on an H200
+  constexpr double kSmallTileRate = 0.86;  // of the large one's, where no tile is masked: measured on an H200
   std::vector<Candidate> candidates;
   for (const AttentionForwardConfig& config :
        forward_configs(device.compute, p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
                        p.vectors ? 8 : 1, is_banded(p), is_general(p))) {
     if (static_cast<std::size_t>(forward_shared_bytes(config)) > device.shared_memory_per_block) continue;
+    // Exact sums cost a third of the speed, which is nothing where there is one tile of queries.
+    if (config.in_halves && p.seq_q > config.block_q) continue;
     const double computed = computed_scores(p, config.block_q, config.block_k);
     Candidate candidate;
     candidate.kernel = "attention_forward";
     candidate.config = instance_of(config).config;
-    candidate.score = (candidates.empty() ? 1.0 : kSmallTileRate) / std::max(computed, 1.0);
+    candidate.score = (config.in_halves ? 1.01 : candidates.empty() ? 1.0 : kSmallTileRate) / std::max(computed, 1.0);
     candidate.why = format("computes {:.3g} scores a head", computed);
     candidate.forward = config;
     candidates.push_back(std::move(candidate));
@@ -112,19 +115,38 @@ std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Devi
   return candidates;
 }
 
+// Whose tiles to take: those made for 99 KB of shared memory also where a newer architecture has no more.
+int tile_arch(const Device& device) {
+  const auto needed = static_cast<std::size_t>(limits_of(80).shared_memory_per_block);
+  return device.compute > 80 && device.shared_memory_per_block < needed ? 86 : device.compute;
+}
+
+std::vector<BackwardConfigs> backward_configs_for(const AttentionProblem& p, const Device& device) {
+  return backward_configs(tile_arch(device), p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
+                          p.vectors ? 8 : 1, is_banded(p), is_general(p), p.deterministic);
+}
+
 std::optional<std::string> backward_refuses(const AttentionProblem& p, const Device& device) {
   if (p.op != AttentionOp::kBackward) return format("computes attention_backward, not {}", name_of(p.op));
-  return gpu_refuses(p, device);
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  const BackwardConfigs configs = backward_configs_for(p, device).front();
+  const auto workspace = backward_workspace(p, configs);
+  if (!workspace.ok()) return workspace.status().message();
+  const int smem =
+      std::max(backward_layout(configs.main).bytes, configs.main.adds_dq ? 0 : backward_dq_shared_bytes(configs.dq));
+  if (static_cast<std::size_t>(smem) > device.shared_memory_per_block) {
+    return format("needs {} bytes of shared memory a block; {} has {}", smem, device.name,
+                  device.shared_memory_per_block);
+  }
+  return std::nullopt;
 }
 
 std::vector<Candidate> backward_offers(const AttentionProblem& p, const Device& device) {
   constexpr double kSmallTileRate = 0.5;  // of the large one's, about: it is for few queries
   std::vector<Candidate> candidates;
-  for (const BackwardConfigs& configs :
-       backward_configs(device.compute, p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
-                        p.vectors ? 8 : 1, is_banded(p), is_general(p), p.deterministic)) {
+  for (const BackwardConfigs& configs : backward_configs_for(p, device)) {
     const auto workspace = backward_workspace(p, configs);
-    if (!workspace.ok()) continue;
+    if (!workspace.ok()) continue;  // the small tile, where only the large one's grid is small enough
     const double rows = static_cast<double>(ceil_div(p.seq_q, configs.main.block_q) * configs.main.block_q);
     Candidate candidate;
     candidate.kernel = "attention_backward";

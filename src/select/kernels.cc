@@ -24,22 +24,23 @@ constexpr int kMinBlocks = 4;
 
 std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
                                                     bool banded, bool general) {
-  std::vector<AttentionForwardConfig> configs;
   const ForwardTile large = forward_tile(compute, dim_qk, dim_v, banded, general);
   const ForwardTile small = small_forward_tile(compute, dim_qk, dim_v, banded, general);
-  for (const bool first : {true, false}) {
-    const ForwardTile& tile = first ? large : small;
-    if (!first && tile.block_q == large.block_q && tile.block_k == large.block_k) continue;
-    configs.push_back({.dtype = dtype,
-                       .dim_qk = dim_qk,
-                       .dim_v = dim_v,
-                       .block_q = tile.block_q,
-                       .block_k = tile.block_k,
-                       .warps = tile.warps,
-                       .vector = vector,
-                       .banded = banded,
-                       .general = general});
-  }
+  const auto config_of = [&](const ForwardTile& tile, bool in_halves) -> AttentionForwardConfig {
+    return {.dtype = dtype,
+            .dim_qk = dim_qk,
+            .dim_v = dim_v,
+            .block_q = tile.block_q,
+            .block_k = tile.block_k,
+            .warps = tile.warps,
+            .in_halves = in_halves,
+            .vector = vector,
+            .banded = banded,
+            .general = general};
+  };
+  std::vector<AttentionForwardConfig> configs = {config_of(large, false)};
+  if (small.block_q != large.block_q || small.block_k != large.block_k) configs.push_back(config_of(small, false));
+  if (can_sum_in_halves(compute, dim_v, vector, general)) configs.push_back(config_of(small, true));
   return configs;
 }
 
@@ -62,38 +63,40 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
 
 std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
                                               bool general, bool deterministic) {
-  const BackwardDqTile dq = backward_dq_tile(compute, dim_qk, dim_v, general);
-  // Without 16-byte copies, what is on its way is in registers, and must not stay there long.
   const bool staged = vector == 1;
+  const BackwardDqTile dq = backward_dq_tile(compute, dim_qk, dim_v, general);
+  const BackwardDqConfig dq_config = {.dtype = dtype,
+                                      .dim_qk = dim_qk,
+                                      .dim_v = dim_v,
+                                      .block_q = dq.block_q,
+                                      .block_k = dq.block_k,
+                                      .warps = dq.warps,
+                                      .stages = staged ? 1 : dq.stages,
+                                      .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
+                                      .vector = vector,
+                                      .banded = banded,
+                                      .general = general};
+  const BackwardTile large = staged ? staged_backward_tile(compute, dim_qk, dim_v, banded, general)
+                                    : backward_tile(compute, dim_qk, dim_v, banded, general);
+  const BackwardTile small = small_backward_tile(compute, dim_qk, dim_v);
   std::vector<BackwardConfigs> list;
-  for (const BackwardTile& tile :
-       {backward_tile(compute, dim_qk, dim_v, banded, general), small_backward_tile(compute, dim_qk, dim_v)}) {
-    BackwardConfigs& configs = list.emplace_back();
-    configs.main = {.dtype = dtype,
-                    .dim_qk = dim_qk,
-                    .dim_v = dim_v,
-                    .block_q = tile.block_q,
-                    .block_k = tile.block_k,
-                    .warps = tile.warps,
-                    .stages = staged ? 1 : tile.stages,
-                    .kept_steps = staged ? 0 : tile.kept_steps,
-                    .adds_dq = !deterministic,
-                    .dq_unroll = tile.dq_unroll,
-                    .blocks_per_sm = staged ? 1 : tile.blocks_per_sm,
-                    .vector = vector,
-                    .banded = banded,
-                    .general = general};
-    configs.dq = {.dtype = dtype,
-                  .dim_qk = dim_qk,
-                  .dim_v = dim_v,
-                  .block_q = dq.block_q,
-                  .block_k = dq.block_k,
-                  .warps = dq.warps,
-                  .stages = staged ? 1 : dq.stages,
-                  .blocks_per_sm = staged ? 1 : dq.blocks_per_sm,
-                  .vector = vector,
-                  .banded = banded,
-                  .general = general};
+  for (const BackwardTile& tile : {large, small}) {
+    if (!list.empty() && small.block_q == large.block_q && small.block_k == large.block_k) continue;
+    list.push_back({.main = {.dtype = dtype,
+                             .dim_qk = dim_qk,
+                             .dim_v = dim_v,
+                             .block_q = tile.block_q,
+                             .block_k = tile.block_k,
+                             .warps = tile.warps,
+                             .stages = tile.stages,
+                             .kept_steps = tile.kept_steps,
+                             .adds_dq = !deterministic,
+                             .dq_unroll = tile.dq_unroll,
+                             .blocks_per_sm = tile.blocks_per_sm,
+                             .vector = vector,
+                             .banded = banded,
+                             .general = general},
+                    .dq = dq_config});
   }
   return list;
 }
@@ -136,16 +139,17 @@ jit::KernelInstance instance_of(const BackwardConvertConfig& config) {
 }
 
 jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
-  return {.name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, config.block_q, config.block_k, config.warps, config.banded ? "_banded" : "",
-                         config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
-          .header = "attention/forward.cuh",
-          .entry = "attention_forward",
-          .params = "AttentionForwardParams",
-          .config = jit::config_text("AttentionForwardConfig", config),
-          .threads = config.warps * 32,
-          .min_blocks = 1,
-          .dynamic_smem_bytes = forward_shared_bytes(config)};
+  return {
+      .name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}{}", name_of(config.dtype), config.dim_qk, config.dim_v,
+                     config.block_q, config.block_k, config.warps, config.in_halves ? "_halves" : "",
+                     config.banded ? "_banded" : "", config.general ? "_general" : "", config.vector == 1 ? "_v1" : ""),
+      .header = "attention/forward.cuh",
+      .entry = "attention_forward",
+      .params = "AttentionForwardParams",
+      .config = jit::config_text("AttentionForwardConfig", config),
+      .threads = config.warps * 32,
+      .min_blocks = 1,
+      .dynamic_smem_bytes = forward_shared_bytes(config)};
 }
 
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
@@ -187,7 +191,8 @@ namespace {
 constexpr int kForwardDims[] = {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256};
 constexpr int kForwardSm90Dims[] = {8, 64, 72, 80, 96, 112, 128, 192, 256};
 constexpr int kBackwardDims[] = {8, 64, 80, 128, 256};
-constexpr int kMoreBackwardDims[] = {72, 96, 192};  // banded only, which needs the most registers of the common ones
+constexpr int kMoreBackwardDims[] = {56,  72,  96,
+                                     104, 112, 192};  // banded only, which needs the most registers of the common ones
 
 struct Variant {
   bool banded;
@@ -211,7 +216,7 @@ void add_backward(std::vector<jit::KernelInstance>& list, int compute, DType dty
   list.push_back(instance_of(configs(false).front().main));
   list.push_back(instance_of(configs(true).front().main));
   list.push_back(instance_of(configs(true).front().dq));
-  if (variant.general) list.push_back(instance_of(configs(false).back().main));
+  if (configs(false).size() > 1 && dim_qk % 64 == 0) list.push_back(instance_of(configs(false).back().main));
 }
 
 }  // namespace
@@ -236,7 +241,7 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
     for (const int dim : kForwardDims) {
       for (const AttentionForwardConfig& config :
            forward_configs(compute, dtype, dim, dim, 8, variant.banded, variant.general)) {
-        list.push_back(instance_of(config));
+        if (!config.in_halves || dim % 64 == 0) list.push_back(instance_of(config));
       }
     }
     if (compute == 90) {
@@ -252,6 +257,7 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
     list.push_back(instance_of(config));
   }
   add_backward(list, compute, dtype, 80, 64, 1, {true, true});
+  for (const int dim : {128, 256}) add_backward(list, compute, dtype, dim, dim, 1, {true, false});
   add_backward(list, compute, dtype, 192, 128, 8, {true, false});
   return list;
 }

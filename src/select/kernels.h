@@ -28,7 +28,8 @@ constexpr SplitCombineConfig combine_config(DType dtype, int vector, int unroll)
   return {.dtype = dtype, .vector = vector, .unroll = unroll, .threads = 256};
 }
 
-// The forward's candidates for an architecture (compute: 75, 80, ...): the large tile first, then a small one.
+// The forward's candidates for an architecture (compute: 75, 80, ...): the large tile first, then a small one, then
+// where it can be the small one that sums scores in halves.
 std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
                                                     bool banded, bool general);
 
