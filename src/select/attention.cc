@@ -92,7 +92,7 @@ constexpr double kUnprovenRate = 1e-6;
 std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = forward_refuses(p, device)) return reason;
   if (device.compute != 90) return "needs wgmma and the copy engine of sm_90a";
-  if (!p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
+  if (!p.vectors || !p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
   if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
   return std::nullopt;
 }
