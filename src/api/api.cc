@@ -15,6 +15,7 @@
 #include "cuda/code_arch.h"
 #include "ops/attention_backward.h"
 #include "ops/attention_forward.h"
+#include "ops/attention_forward_sm90.h"
 #include "ops/format.h"
 #include "select/attention.h"
 #include "select/device.h"
@@ -90,6 +91,7 @@ Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explai
 Status load_kernels(tessera_plan& plan) {
   std::vector<tessera::jit::KernelInstance> instances;
   if (plan.chosen.forward) instances = {tessera::select::instance_of(*plan.chosen.forward)};
+  if (plan.chosen.forward_sm90) instances = {tessera::select::instance_of(*plan.chosen.forward_sm90)};
   if (plan.chosen.backward) instances = tessera::backward_kernels(*plan.chosen.backward, plan.problem.vectors);
   for (const tessera::jit::KernelInstance& instance : instances) {
     const auto kernel = tessera::cuda::load_kernel(plan.place.index, instance);
@@ -114,6 +116,9 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   if (plan.chosen.forward) {
     return tessera::enqueue_forward(*plan.kernels.front(), checked.args, *plan.chosen.forward, on);
   }
+  if (plan.chosen.forward_sm90) {
+    return tessera::enqueue_forward_sm90(*plan.kernels.front(), checked.args, *plan.chosen.forward_sm90, scratch, on);
+  }
   if (plan.chosen.backward) {
     return tessera::enqueue_backward(plan.kernels, checked.args, *plan.chosen.backward, scratch, on);
   }
@@ -127,6 +132,7 @@ bool covers(const AttentionProblem& planned, AttentionProblem given) {
     given.seq_k = planned.seq_k;
   }
   if (!planned.vectors) given.vectors = false;
+  if (!planned.tensor_maps) given.tensor_maps = false;
   return given == planned;
 }
 
@@ -163,6 +169,7 @@ std::string difference(const AttentionProblem& planned, const AttentionProblem& 
   compare("dlse given", planned.with_dlse, given.with_dlse);
   compare("deterministic", planned.deterministic, given.deterministic);
   compare("every row at a multiple of 16 bytes", planned.vectors, given.vectors);
+  compare("strides of q, k and v all positive", planned.tensor_maps, given.tensor_maps);
   return text;
 }
 

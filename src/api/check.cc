@@ -440,6 +440,7 @@ class Checker {
     a.page_table = lengths(page_table_);
     if (page_table_) a.page_table_stride = page_table_->strides[0];
     problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
+    problem_.tensor_maps = out_.device.type == TESSERA_CPU || (problem_.vectors && strides_allow_tensor_maps(a));
     a.problem = problem_;
   }
 
@@ -451,6 +452,21 @@ class Checker {
       if (reinterpret_cast<std::uintptr_t>(view->data) % kBytes != 0 || strides % (kBytes / element) != 0) return false;
     }
     return true;
+  }
+
+  bool strides_allow_tensor_maps(const AttentionArgs& a) const {
+    constexpr std::int64_t kEnd = std::int64_t{1} << 39;  // elements: 2^40 bytes
+    const auto fits = [](std::int64_t extent, std::int64_t stride) {
+      return extent <= 1 || (stride > 0 && stride < kEnd);
+    };
+    const auto allows = [&](const TensorView& view, std::int64_t rows, std::int64_t heads) {
+      return fits(problem_.varlen ? 1 : problem_.batch, view.batch_stride) && fits(rows, view.seq_stride) &&
+             fits(heads, view.head_stride);
+    };
+    const std::int64_t rows_q = problem_.varlen ? problem_.total_q : problem_.seq_q;
+    const std::int64_t rows_k = problem_.varlen ? problem_.total_k : problem_.seq_k;
+    return allows(a.q, rows_q, problem_.heads_q) && allows(a.k, rows_k, problem_.heads_kv) &&
+           allows(a.v, rows_k, problem_.heads_kv);
   }
 
   const tessera_attention_op op_;

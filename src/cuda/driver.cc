@@ -60,6 +60,7 @@ std::vector<std::string> resolve(void* library, Driver& d) {
   find("cuGraphLaunch", d.graph_launch);
   find("cuGraphDestroy", d.graph_destroy);
   find("cuGraphExecDestroy", d.graph_exec_destroy);
+  d.tensor_map_encode = reinterpret_cast<decltype(d.tensor_map_encode)>(dlsym(library, "cuTensorMapEncodeTiled"));
   return missing;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "ops/status.h"
@@ -76,6 +77,10 @@ struct Driver {
   CUresult (*graph_launch)(CUgraphExec, CUstream);
   CUresult (*graph_destroy)(CUgraph);
   CUresult (*graph_exec_destroy)(CUgraphExec);
+  // Null before CUDA 12.0: map, data type, rank, address, extents, strides, box, element strides, interleave, swizzle,
+  // L2 promotion, fill.
+  CUresult (*tensor_map_encode)(void*, int, unsigned, void*, const std::uint64_t*, const std::uint64_t*,
+                                const std::uint32_t*, const std::uint32_t*, int, int, int, int);
 };
 
 // The driver, opened and initialised; or TESSERA_NO_DEVICE and the reason. A failure is asked again at each call.

@@ -14,6 +14,7 @@ namespace tessera::cuda {
 struct Kernel {
   jit::KernelInstance instance;
   int device = 0;
+  int multiprocessors = 0;  // of the device
   CUfunction function = nullptr;
   int registers = 0;
   int local_bytes = 0;

@@ -62,7 +62,8 @@ struct AttentionProblem {
   bool with_dlse = false;      // backward: a gradient of LSE is given
   bool deterministic = false;  // backward: bitwise equal from run to run
 
-  bool vectors = true;  // GPU: every row of every activation starts at a multiple of 16 bytes
+  bool vectors = true;      // GPU: every row of every activation starts at a multiple of 16 bytes
+  bool tensor_maps = true;  // GPU: and q's, k's and v's strides are positive, as the copy engine wants them
 
   bool operator==(const AttentionProblem&) const = default;
 };

@@ -51,7 +51,7 @@ Workspace workspace_of(const AttentionProblem& p, const select::BackwardConfigs&
 
 AttentionBackwardParams params_of(const AttentionArgs& args, const RowView& lse_log2, const RowView& delta) {
   AttentionBackwardParams params = {};
-  fill_shared(params, args);
+  fill_inputs(params, args);
   params.d_o = args.d_o.data;
   params.lse_log2 = lse_log2.data;
   params.delta = delta.data;

@@ -15,7 +15,7 @@ Result<cuda::Work<AttentionForwardParams>> forward_work(const AttentionArgs& arg
     return Status(TESSERA_UNSUPPORTED, "attention_forward: more rows than one grid can cover");
   }
   AttentionForwardParams params = {};
-  fill_shared(params, args);
+  fill_inputs(params, args);
   params.o = args.o.data;
   params.lse = args.lse.data;
   params.o_strides = strides_of(args.o);

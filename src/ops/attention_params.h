@@ -25,19 +25,13 @@ inline bool is_banded(const AttentionProblem& p) { return p.causal || p.window_l
 // More is asked of a score than a positive scale.
 inline bool is_general(const AttentionProblem& p) { return p.softcap > 0 || p.alibi || !(p.scale > 0); }
 
-// Params: the forward's or the backward's.
+// Params: any attention kernel's.
 template <class Params>
-void fill_shared(Params& params, const AttentionArgs& args) {
+void fill_problem(Params& params, const AttentionArgs& args) {
   const AttentionProblem& p = args.problem;
-  params.q = args.q.data;
-  params.k = args.k.data;
-  params.v = args.v.data;
   params.cu_seqlens_q = args.cu_seqlens_q;
   params.cu_seqlens_k = args.cu_seqlens_k;
   params.alibi_slopes = args.alibi_slopes;
-  params.q_strides = strides_of(args.q);
-  params.k_strides = strides_of(args.k);
-  params.v_strides = strides_of(args.v);
   params.alibi_batch_stride = args.alibi_batch_stride;
   params.seq_q = static_cast<int>(p.seq_q);
   params.seq_k = static_cast<int>(p.seq_k);
@@ -46,6 +40,18 @@ void fill_shared(Params& params, const AttentionArgs& args) {
   params.band = band_of(p);
   params.scale = p.scale;
   params.softcap = p.softcap;
+}
+
+// Of a kernel that reads q, k and v by their addresses.
+template <class Params>
+void fill_inputs(Params& params, const AttentionArgs& args) {
+  params.q = args.q.data;
+  params.k = args.k.data;
+  params.v = args.v.data;
+  params.q_strides = strides_of(args.q);
+  params.k_strides = strides_of(args.k);
+  params.v_strides = strides_of(args.v);
+  fill_problem(params, args);
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "contract/mask.h"
 #include "cpu/attention.h"
 #include "ops/attention_backward.h"
+#include "ops/attention_forward_sm90.h"
 #include "ops/attention_params.h"
 #include "ops/extents.h"
 #include "ops/format.h"
@@ -28,7 +29,7 @@ std::optional<std::string> cpu_refuses(const AttentionProblem&, const Device& de
 
 std::vector<Candidate> cpu_offers(const AttentionProblem& problem, const Device& device) {
   return {{"cpu_attention", format("{{.threads = {}}}", device.threads), cpu::workspace_bytes(problem, device.threads),
-           1.0, "the one CPU kernel: every dtype, mask and head dim", std::nullopt, std::nullopt}};
+           1.0, "the one CPU kernel: every dtype, mask and head dim", std::nullopt, std::nullopt, std::nullopt}};
 }
 
 // What every GPU kernel asks of a problem.
@@ -50,17 +51,17 @@ std::optional<std::string> forward_refuses(const AttentionProblem& p, const Devi
 }
 
 // Score elements that the tiles compute, masked ones included: what a mask costs a tile shape.
-double computed_scores(const AttentionProblem& p, const AttentionForwardConfig& config) {
+double computed_scores(const AttentionProblem& p, int block_q, int block_k) {
   const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right};
   double columns = 0;
-  for (std::int64_t first = 0; first < p.seq_q; first += config.block_q) {
-    const std::int64_t last = std::min(first + config.block_q, p.seq_q) - 1;
+  for (std::int64_t first = 0; first < p.seq_q; first += block_q) {
+    const std::int64_t last = std::min(first + block_q, p.seq_q) - 1;
     const Range seen{visible_keys(mask, first, p.seq_q, p.seq_k).begin, visible_keys(mask, last, p.seq_q, p.seq_k).end};
     if (seen.empty()) continue;
-    const std::int64_t tiles = (seen.end + config.block_k - 1) / config.block_k - seen.begin / config.block_k;
+    const std::int64_t tiles = (seen.end + block_k - 1) / block_k - seen.begin / block_k;
     columns += static_cast<double>(tiles);
   }
-  return columns * config.block_k * config.block_q;
+  return columns * block_k * block_q;
 }
 
 std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& device) {
@@ -72,13 +73,43 @@ std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& d
     if (static_cast<std::size_t>(forward_shared_bytes(config)) > device.shared_memory_per_block) continue;
     // Exact sums cost a third of the speed, which is nothing where there is one tile of queries.
     if (config.in_halves && p.seq_q > config.block_q) continue;
-    const double computed = computed_scores(p, config);
+    const double computed = computed_scores(p, config.block_q, config.block_k);
     Candidate candidate;
     candidate.kernel = "attention_forward";
     candidate.config = instance_of(config).config;
     candidate.score = (config.in_halves ? 1.01 : candidates.empty() ? 1.0 : kSmallTileRate) / std::max(computed, 1.0);
     candidate.why = format("computes {:.3g} scores a head", computed);
     candidate.forward = config;
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
+}
+
+// What the Hopper kernel's candidates count beside the portable one's. It has not run on a GPU yet: it is offered, so
+// that it can be compiled and asked for, but never chosen.
+constexpr double kUnprovenRate = 1e-6;
+
+std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const Device& device) {
+  if (auto reason = forward_refuses(p, device)) return reason;
+  if (device.compute != 90) return "needs wgmma and the copy engine of sm_90a";
+  if (!p.vectors || !p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
+  if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
+  return std::nullopt;
+}
+
+std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Device& device) {
+  std::vector<Candidate> candidates;
+  for (const AttentionForwardSm90Config& config : forward_sm90_configs(
+           p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_banded(p), is_general(p))) {
+    if (static_cast<std::size_t>(forward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
+    const double computed = computed_scores(p, block_q_of(config), config.block_k);
+    Candidate candidate;
+    candidate.kernel = "attention_forward_sm90";
+    candidate.config = instance_of(config).config;
+    candidate.workspace = forward_sm90_workspace(config);
+    candidate.score = kUnprovenRate / std::max(computed, 1.0);
+    candidate.why = format("computes {:.3g} scores a head; has not run on a GPU yet", computed);
+    candidate.forward_sm90 = config;
     candidates.push_back(std::move(candidate));
   }
   return candidates;
@@ -134,6 +165,7 @@ std::vector<Candidate> backward_offers(const AttentionProblem& p, const Device& 
 constexpr Implementation kImplementations[] = {
     {"attention_backward", backward_refuses, backward_offers},
     {"attention_forward", forward_refuses, forward_offers},
+    {"attention_forward_sm90", forward_sm90_refuses, forward_sm90_offers},
     {"cpu_attention", cpu_refuses, cpu_offers},
 };
 

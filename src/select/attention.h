@@ -19,7 +19,8 @@ struct Candidate {
   double score = 0;  // larger is better; comparable within one selection only
   std::string why;
   std::optional<AttentionForwardConfig> forward;  // where `kernel` is the GPU's forward
-  std::optional<BackwardConfigs> backward;        // likewise
+  std::optional<AttentionForwardSm90Config> forward_sm90;
+  std::optional<BackwardConfigs> backward;  // likewise
 };
 
 struct Refusal {

@@ -44,6 +44,24 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
   return configs;
 }
 
+std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded,
+                                                             bool general) {
+  const ForwardSm90Tile tile = forward_sm90_tile(dim_qk, dim_v, banded, general);
+  return {{.dtype = dtype,
+           .dim_qk = dim_qk,
+           .dim_v = dim_v,
+           .consumers = tile.consumers,
+           .block_k = tile.block_k,
+           .stages = tile.stages,
+           .blocks = 1,
+           .narrowest_panel = tile.narrowest_panel,
+           .ping_pong = tile.ping_pong,
+           .polynomial = tile.polynomial,
+           .tickets = false,
+           .banded = banded,
+           .general = general}};
+}
+
 std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
                                               bool general, bool deterministic) {
   const bool staged = vector == 1;
@@ -135,6 +153,19 @@ jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
       .dynamic_smem_bytes = forward_shared_bytes(config)};
 }
 
+jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
+  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, block_q_of(config), config.block_k, config.banded ? "_banded" : "",
+                         config.general ? "_general" : ""),
+          .header = "attention/forward_sm90.cuh",
+          .entry = "attention_forward_sm90",
+          .params = "AttentionForwardSm90Params",
+          .config = jit::config_text("AttentionForwardSm90Config", config),
+          .threads = threads_of(config),
+          .min_blocks = config.blocks,
+          .dynamic_smem_bytes = forward_sm90_layout(config).bytes};
+}
+
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
   return {.name = format("backward_preprocess_{}_v{}", name_of(config.dtype), config.vector),
           .header = "attention/backward_preprocess.cuh",
@@ -159,6 +190,7 @@ namespace {
 
 // Dims that stand for all multiples of 8: each tile shape's largest, odd counts of 16 and of 8, and the common ones.
 constexpr int kForwardDims[] = {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256};
+constexpr int kForwardSm90Dims[] = {8, 64, 72, 80, 96, 112, 128, 192, 256};
 constexpr int kBackwardDims[] = {8, 64, 80, 128, 256};
 constexpr int kMoreBackwardDims[] = {56,  72,  96,
                                      104, 112, 192};  // banded only, which needs the most registers of the common ones
@@ -168,6 +200,14 @@ struct Variant {
   bool general;
 };
 constexpr Variant kVariants[] = {{false, false}, {true, false}, {true, true}};
+
+void add_forward_sm90(std::vector<jit::KernelInstance>& list, DType dtype, int dim_qk, int dim_v,
+                      const Variant& variant) {
+  for (const AttentionForwardSm90Config& config :
+       forward_sm90_configs(dtype, dim_qk, dim_v, variant.banded, variant.general)) {
+    list.push_back(instance_of(config));
+  }
+}
 
 void add_backward(std::vector<jit::KernelInstance>& list, int compute, DType dtype, int dim_qk, int dim_v, int vector,
                   const Variant& variant) {
@@ -204,6 +244,10 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
            forward_configs(compute, dtype, dim, dim, 8, variant.banded, variant.general)) {
         if (!config.in_halves || dim % 64 == 0) list.push_back(instance_of(config));
       }
+    }
+    if (compute == 90) {
+      for (const int dim : kForwardSm90Dims) add_forward_sm90(list, dtype, dim, dim, variant);
+      add_forward_sm90(list, dtype, 192, 128, variant);
     }
     if (compute == 89) continue;  // what sm_86 runs
     for (const int dim : kBackwardDims) add_backward(list, compute, dtype, dim, dim, 8, variant);

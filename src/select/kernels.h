@@ -7,6 +7,7 @@
 
 #include "contract/attention_backward.h"
 #include "contract/attention_forward.h"
+#include "contract/attention_forward_sm90.h"
 #include "contract/backward_preprocess.h"
 #include "contract/split_combine.h"
 #include "jit/gate.h"
@@ -32,6 +33,10 @@ constexpr SplitCombineConfig combine_config(DType dtype, int vector, int unroll)
 std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector,
                                                     bool banded, bool general);
 
+// The Hopper forward's, for sm_90a.
+std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded,
+                                                             bool general);
+
 // The backward's, fast or deterministic.
 struct BackwardConfigs {
   AttentionBackwardConfig main;
@@ -43,6 +48,7 @@ std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_
 
 jit::KernelInstance instance_of(const AttentionBackwardConfig& config);
 jit::KernelInstance instance_of(const AttentionForwardConfig& config);
+jit::KernelInstance instance_of(const AttentionForwardSm90Config& config);
 jit::KernelInstance instance_of(const BackwardConvertConfig& config);
 jit::KernelInstance instance_of(const BackwardDqConfig& config);
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config);

@@ -1,0 +1,156 @@
+// Arguments and tile shapes of attention/forward_sm90.cuh.
+#pragma once
+
+#include "contract/arch.h"
+#include "contract/band.h"
+#include "contract/tensor_map.h"
+#include "contract/types.h"
+
+namespace tessera {
+
+struct AttentionForwardSm90Config {
+  DType dtype;
+  int dim_qk;
+  int dim_v;
+  int consumers;        // warpgroups of 64 query rows each, 1 to 3; one more loads
+  int block_k;          // keys of a step
+  int stages;           // of K and of V, 2 or more
+  int blocks;           // on an SM at a time: 1, or 2 of one consumer
+  int narrowest_panel;  // 64 or 16: what fills up the last columns of a tile (contract/tensor_map.h)
+  bool ping_pong;       // consumers take turns on the tensor cores
+  int polynomial;       // of 8 exponentials, how many the FMA units compute
+  bool tickets;         // blocks draw their tiles from a counter, else each has its own
+  bool banded;          // causal or a window: some tiles are skipped and some masked
+  bool general;         // softcap, ALiBi or a negative scale: scores are transformed one by one
+};
+
+template <class Visitor>
+constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& visit) {
+  visit("dtype", config.dtype);
+  visit("dim_qk", config.dim_qk);
+  visit("dim_v", config.dim_v);
+  visit("consumers", config.consumers);
+  visit("block_k", config.block_k);
+  visit("stages", config.stages);
+  visit("blocks", config.blocks);
+  visit("narrowest_panel", config.narrowest_panel);
+  visit("ping_pong", config.ping_pong);
+  visit("polynomial", config.polynomial);
+  visit("tickets", config.tickets);
+  visit("banded", config.banded);
+  visit("general", config.general);
+}
+
+constexpr int kWarpgroup = 128;
+constexpr int kConsumerRows = 64;
+
+constexpr int block_q_of(const AttentionForwardSm90Config& config) { return config.consumers * kConsumerRows; }
+constexpr int threads_of(const AttentionForwardSm90Config& config) { return (config.consumers + 1) * kWarpgroup; }
+
+// Registers of a producer's and of a consumer's thread. A block starts with the same number for all, and the producer
+// gives up what the consumers take.
+struct RegisterSplit {
+  int producer;
+  int consumer;
+};
+constexpr RegisterSplit register_split(const AttentionForwardSm90Config& config) {
+  const int at_start = 65536 / config.blocks / threads_of(config) / 8 * 8;
+  const int producer = config.consumers == 3 ? 32 : 40;
+  return {producer, (at_start * (config.consumers + 1) - producer) / config.consumers / 8 * 8};
+}
+
+// Byte offsets in a block's shared memory. A barrier is 8 bytes.
+struct ForwardSm90Layout {
+  int q;          // [block_q, dim_qk]
+  int k;          // [stages][block_k, dim_qk]
+  int k_stage;    // bytes
+  int v;          // [stages][block_k, dim_v]
+  int v_stage;    // bytes
+  int q_full;     // barriers: Q is there, Q is used up
+  int q_empty;    //
+  int k_full;     // [stages]
+  int k_empty;    // [stages]
+  int v_full;     // [stages]
+  int v_empty;    // [stages]
+  int work_full;  // [2]: a ticket is there, is read
+  int work_empty;
+  int work;  // [2] unsigned: tickets
+  int bytes;
+};
+
+constexpr ForwardSm90Layout forward_sm90_layout(const AttentionForwardSm90Config& config) {
+  ForwardSm90Layout at = {};
+  at.k_stage = tile_bytes(config.block_k, config.dim_qk, config.narrowest_panel);
+  at.v_stage = tile_bytes(config.block_k, config.dim_v, config.narrowest_panel);
+  at.q = 0;
+  at.k = tile_bytes(block_q_of(config), config.dim_qk, config.narrowest_panel);
+  at.v = at.k + config.stages * at.k_stage;
+  at.q_full = at.v + config.stages * at.v_stage;
+  at.q_empty = at.q_full + 8;
+  at.k_full = at.q_empty + 8;
+  at.k_empty = at.k_full + 8 * config.stages;
+  at.v_full = at.k_empty + 8 * config.stages;
+  at.v_empty = at.v_full + 8 * config.stages;
+  at.work_full = at.v_empty + 8 * config.stages;
+  at.work_empty = at.work_full + 8 * 2;
+  at.work = at.work_empty + 8 * 2;
+  at.bytes = at.work + 4 * 2;
+  return at;
+}
+
+struct ForwardSm90Tile {
+  int consumers;
+  int block_k;
+  int stages;
+  int narrowest_panel;
+  bool ping_pong;
+  int polynomial;
+};
+
+// Scores (block_k / 2 registers a thread), probabilities (half of that) and the output (dim_v / 2) live at once, in 232
+// registers with two consumers and in 160 with three.
+constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool banded, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (general) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 64, true, 0};
+  if (dim <= 64) return {3, 128, 2, 64, true, 0};
+  if (dim <= 96) return {2, 176, 2, 64, true, 0};
+  if (dim <= 128) return {2, banded ? 128 : 176, 2, 64, true, 0};
+  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 112, 2, 64, true, 0};
+  return {2, 80, 2, 64, true, 0};
+}
+
+struct alignas(64) AttentionForwardSm90Params {
+  PanelMaps q;  // boxes of block_q rows
+  PanelMaps k;  // boxes of block_k rows
+  PanelMaps v;
+  void* o;                  // [B, Sq, Hq, Dv], or [total_q, Hq, Dv]
+  float* lse;               // [B, Hq, Sq], natural log, may be null
+  const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
+  const int* cu_seqlens_k;
+  const float* alibi_slopes;  // [Hq] or [B, Hq], may be null
+  unsigned* ticket;           // 0 at the start; only where Config::tickets
+  Strides o_strides;
+  RowStrides lse_strides;
+  Index alibi_batch_stride;
+  int seq_q;  // the longest sequence's, where packed
+  int seq_k;
+  unsigned heads_q;
+  unsigned group;     // query heads that share a key head
+  unsigned q_tiles;   // of the longest sequence
+  unsigned columns;   // heads of all sequences: B Hq
+  unsigned together;  // of them, how many are worked on together: their K and V fit the L2 cache
+  Band band;
+  float scale;
+  float softcap;  // 0: none
+};
+
+// Where row i of a sequence is on a map's axes (column, y, head, z). Not packed: y = i, z = batch. Packed, the map has
+// `longest` rows on y and starts that many rows before the tensor; z moves by rows, too. Row i is then at y = longest -
+// length + i, z = begin + length: what is beyond the sequence's end is beyond y's, and comes as zeros.
+struct RowOrigin {
+  int y;
+  int z;
+};
+constexpr RowOrigin row_origin(int longest, int length, int begin) { return {longest - length, begin + length}; }
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+#include "ops/attention_forward_sm90.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "ops/attention_params.h"
+#include "ops/extents.h"
+#include "select/kernels.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kBytes = 2;  // of an element
+
+// seq: rows of a sequence, the longest one's where packed (contract/attention_forward_sm90.h: RowOrigin). total: rows
+// of a packed tensor.
+struct TensorExtents {
+  std::int64_t batch, seq, heads, dim;
+  bool packed;
+  std::int64_t total;
+};
+
+Result<std::vector<cuda::TensorBox>> boxes_of(const TensorView& view, const TensorExtents& of, int rows,
+                                              int narrowest_panel) {
+  const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
+  // The stride of an axis of one does not matter, but must be one that the driver takes.
+  const auto stride = [&](std::int64_t extent, std::int64_t elements) {
+    return extent > 1 ? bytes(elements) : std::uint64_t{16};
+  };
+  cuda::TensorBox box;
+  box.address = reinterpret_cast<std::uintptr_t>(view.data);
+  box.rows = static_cast<std::uint32_t>(rows);
+  const std::int64_t last = of.packed ? of.total + 1 : of.batch;
+  box.extents = {static_cast<std::uint64_t>(of.dim), static_cast<std::uint64_t>(of.seq),
+                 static_cast<std::uint64_t>(of.heads), static_cast<std::uint64_t>(last)};
+  box.strides = {stride(of.packed ? last : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
+                 stride(last, of.packed ? view.seq_stride : view.batch_stride)};
+  if (of.packed) {
+    const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
+    if (before > box.address) return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: sequences are too long");
+    box.address -= before;
+  }
+  std::vector<cuda::TensorBox> list;
+  const int dim = static_cast<int>(of.dim);
+  for (int column = 0; column < padded_dim(dim, narrowest_panel);) {
+    const Panel panel = panel_at(dim, narrowest_panel, column);
+    box.columns = static_cast<std::uint32_t>(panel.width);
+    if (list.empty() || list.back().columns != box.columns) list.push_back(box);
+    column += panel.width;
+  }
+  return list;
+}
+
+Status encode_all(const std::vector<cuda::TensorBox>& boxes, PanelMaps& maps) {
+  for (const cuda::TensorBox& box : boxes) {
+    const auto map = cuda::encode(box);
+    if (!map.ok()) return map.status();
+    maps.by_width[map_index(static_cast<int>(box.columns))] = *map;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const AttentionForwardSm90Config& config) {
+  const AttentionProblem& p = args.problem;
+  const TensorExtents of_q{p.batch, p.seq_q, p.heads_q, p.dim_qk, p.varlen, p.total_q};
+  const TensorExtents of_k{p.batch, p.seq_k, p.heads_kv, p.dim_qk, p.varlen, p.total_k};
+  const TensorExtents of_v{p.batch, p.seq_k, p.heads_kv, p.dim_v, p.varlen, p.total_k};
+  auto q = boxes_of(args.q, of_q, block_q_of(config), config.narrowest_panel);
+  auto k = boxes_of(args.k, of_k, config.block_k, config.narrowest_panel);
+  auto v = boxes_of(args.v, of_v, config.block_k, config.narrowest_panel);
+  for (const auto* boxes : {&q, &k, &v}) {
+    if (!boxes->ok()) return boxes->status();
+  }
+  return ForwardSm90Boxes{*std::move(q), *std::move(k), *std::move(v)};
+}
+
+Result<cuda::KernelLaunch<AttentionForwardSm90Params>> forward_sm90_launch(const AttentionArgs& args,
+                                                                           const AttentionForwardSm90Config& config,
+                                                                           int multiprocessors) {
+  // Half of what an H100 has.
+  constexpr std::int64_t kCacheBytes = std::int64_t{25} << 20;
+  const AttentionProblem& p = args.problem;
+  const std::int64_t q_tiles = ceil_div(p.seq_q, block_q_of(config));
+  const std::int64_t columns = p.batch * p.heads_q;
+  const std::int64_t tiles = saturating_product(q_tiles, p.batch, p.heads_q);
+  if (tiles > INT_MAX) {
+    return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
+  }
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, kBytes);
+  AttentionForwardSm90Params params = {};
+  fill_problem(params, args);
+  params.o = args.o.data;
+  params.lse = args.lse.data;
+  params.o_strides = strides_of(args.o);
+  params.lse_strides = strides_of(args.lse);
+  params.q_tiles = static_cast<unsigned>(q_tiles);
+  params.columns = static_cast<unsigned>(columns);
+  params.together = static_cast<unsigned>(
+      std::min(columns, std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes)) * group));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.blocks));
+  cuda::KernelLaunch<AttentionForwardSm90Params> launch = {};
+  launch.instance = select::instance_of(config);
+  launch.params = params;
+  launch.grid.x = blocks;
+  return launch;
+}
+
+std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config) {
+  return config.tickets ? sizeof(unsigned) : 0;
+}
+
+Status enqueue_forward_sm90(const cuda::Kernel& kernel, const AttentionArgs& args,
+                            const AttentionForwardSm90Config& config, void* workspace, cuda::CUstream stream) {
+  auto what = forward_sm90_launch(args, config, kernel.multiprocessors);
+  if (!what.ok()) return what.status();
+  if (what->grid.x == 0) return {};
+  const auto boxes = forward_sm90_boxes(args, config);
+  if (!boxes.ok()) return boxes.status();
+  if (Status s = encode_all(boxes->q, what->params.q); !s.ok()) return s;
+  if (Status s = encode_all(boxes->k, what->params.k); !s.ok()) return s;
+  if (Status s = encode_all(boxes->v, what->params.v); !s.ok()) return s;
+  if (config.tickets) {
+    what->params.ticket = static_cast<unsigned*>(workspace);
+    if (Status s = cuda::zero(kernel.device, workspace, sizeof(unsigned), stream); !s.ok()) return s;
+  }
+  return cuda::launch(kernel, *what, stream);
+}
+
+}  // namespace tessera

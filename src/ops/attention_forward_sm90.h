@@ -1,0 +1,32 @@
+// Attention forward on Hopper (kernels/attention/forward_sm90.cuh).
+#pragma once
+
+#include <vector>
+
+#include "contract/attention_forward_sm90.h"
+#include "cuda/kernel.h"
+#include "cuda/tensor_map.h"
+#include "ops/attention.h"
+#include "ops/status.h"
+
+namespace tessera {
+
+// Q, K and V as the copy engine is to see them: the boxes of each panel width that a tile has, widest first.
+struct ForwardSm90Boxes {
+  std::vector<cuda::TensorBox> q, k, v;
+};
+
+// Pure, as is the launch; its tensor maps are yet to be made from the boxes. TESSERA_UNSUPPORTED where one grid cannot
+// cover the problem.
+Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const AttentionForwardSm90Config& config);
+Result<cuda::KernelLaunch<AttentionForwardSm90Params>> forward_sm90_launch(const AttentionArgs& args,
+                                                                           const AttentionForwardSm90Config& config,
+                                                                           int multiprocessors);
+
+std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config);
+
+// kernel: loaded from the Config's instance.
+Status enqueue_forward_sm90(const cuda::Kernel& kernel, const AttentionArgs& args,
+                            const AttentionForwardSm90Config& config, void* workspace, cuda::CUstream stream);
+
+}  // namespace tessera

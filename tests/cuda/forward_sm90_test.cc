@@ -1,0 +1,163 @@
+#include <map>
+#include <set>
+
+#include "contract/work_order.h"
+#include "ops/attention_forward_sm90.h"
+#include "select/attention.h"
+#include "select/kernels.h"
+#include "tests/cuda/helpers.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uintptr_t kAddress = 1 << 30;
+
+AttentionForwardSm90Config config_for(int dim, int narrowest_panel) {
+  auto config = select::forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).front();
+  config.narrowest_panel = narrowest_panel;
+  return config;
+}
+
+AttentionArgs args_for(int dim, bool packed) {
+  AttentionArgs args;
+  AttentionProblem& p = args.problem;
+  p.dtype = DType::kBFloat16;
+  p.batch = 3;
+  p.seq_q = p.seq_k = 200;
+  p.heads_q = p.heads_kv = 4;
+  p.dim_qk = p.dim_v = dim;
+  p.varlen = packed;
+  p.total_q = p.total_k = packed ? 450 : 0;
+  const std::int64_t row = 4 * dim;
+  args.q = args.k = args.v = {reinterpret_cast<void*>(kAddress), packed ? 0 : 200 * row, row, dim};
+  return args;
+}
+
+TEST(ForwardSm90, panels_cover_every_column_once_and_keep_to_their_swizzle) {
+  for (int dim = 8; dim <= 256; dim += 8) {
+    for (const int narrowest : {64, 16}) {
+      int column = 0;
+      while (column < padded_dim(dim, narrowest)) {
+        const Panel panel = panel_at(dim, narrowest, column);
+        ASSERT_EQ(panel.column, column) << dim;
+        for (int c = column; c < column + panel.width; ++c) {
+          ASSERT_EQ(panel_at(dim, narrowest, c).column, column) << dim << " at " << c;
+        }
+        // A swizzle repeats every eight of its rows; a tile has a multiple of 16.
+        ASSERT_EQ(panel_offset(panel, 16) % (8 * panel.width * 2), 0) << dim;
+        column += panel.width;
+      }
+      EXPECT_EQ(column, padded_dim(dim, narrowest));
+      EXPECT_GE(column, dim);
+      EXPECT_LT(column - dim, narrowest == 64 ? 64 : 16);
+    }
+  }
+}
+
+TEST(ForwardSm90, default_tiles_fit_shared_memory) {
+  for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
+    for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
+      for (const bool banded : {false, true}) {
+        for (const bool general : {false, true}) {
+          for (const auto& config : select::forward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, banded, general)) {
+            ASSERT_LE(forward_sm90_layout(config).bytes, limits_of(90).shared_memory_per_block)
+                << dim_qk << ", " << dim_v;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardSm90, a_box_ends_with_the_head_dim_so_that_what_fills_up_a_tile_is_zero) {
+  const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
+  ASSERT_TRUE(boxes.ok());
+  ASSERT_EQ(boxes->k.size(), 3U);
+  const std::uint32_t widths[] = {64, 32, 16};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const cuda::TensorBox& box = boxes->k[i];
+    EXPECT_EQ(box.columns, widths[i]);
+    EXPECT_EQ(box.address, kAddress);
+    EXPECT_EQ(box.extents, (std::array<std::uint64_t, 4>{112, 200, 4, 3}));
+    EXPECT_EQ(box.strides, (std::array<std::uint64_t, 3>{2 * 448, 2 * 112, 2 * 448 * 200}));
+    EXPECT_EQ(box.rows, static_cast<std::uint32_t>(config_for(112, 16).block_k));
+  }
+  const auto wide = forward_sm90_boxes(args_for(72, false), config_for(72, 64));
+  ASSERT_TRUE(wide.ok());
+  ASSERT_EQ(wide->q.size(), 1U);
+  EXPECT_EQ(wide->q[0].extents[0], 72U);
+  EXPECT_EQ(wide->q[0].rows, static_cast<std::uint32_t>(block_q_of(config_for(72, 64))));
+}
+
+TEST(ForwardSm90, packed_rows_are_found_and_rows_beyond_their_sequence_are_outside_of_the_box) {
+  const auto boxes = forward_sm90_boxes(args_for(64, true), config_for(64, 64));
+  ASSERT_TRUE(boxes.ok());
+  const cuda::TensorBox& box = boxes->k.at(0);
+  const int starts[] = {0, 200, 260, 450};
+  for (int sequence = 0; sequence < 3; ++sequence) {
+    const int begin = starts[sequence];
+    const int length = starts[sequence + 1] - begin;
+    const RowOrigin origin = row_origin(200, length, begin);
+    for (int row = 0; row < 300; ++row) {
+      const bool inside = static_cast<std::uint64_t>(origin.y + row) < box.extents[1] &&
+                          static_cast<std::uint64_t>(origin.z) < box.extents[3];
+      ASSERT_EQ(inside, row < length) << sequence << ", " << row;
+      if (!inside) continue;
+      const std::uintptr_t address = box.address + static_cast<std::uint64_t>(origin.y + row) * box.strides[0] +
+                                     static_cast<std::uint64_t>(origin.z) * box.strides[2];
+      ASSERT_EQ(address, kAddress + static_cast<std::uint64_t>(begin + row) * 2 * 256);
+    }
+  }
+}
+
+TEST(ForwardSm90, every_tile_is_taken_once_and_the_last_queries_of_a_section_first) {
+  for (const unsigned blocks : {1U, 7U, 132U}) {
+    for (const unsigned q_tiles : {1U, 5U, 13U}) {
+      for (const unsigned together : {1U, 4U, 24U}) {
+        constexpr unsigned kHeads = 8, kColumns = 24;
+        std::map<unsigned, unsigned> seen;  // tile: by how many
+        for (unsigned block = 0; block < blocks; ++block) {
+          for (unsigned round = 0; own_index(round, block, blocks) < q_tiles * kColumns; ++round) {
+            const WorkItem item = work_item(own_index(round, block, blocks), q_tiles, kColumns, kHeads, together);
+            ASSERT_LT(item.head, kHeads);
+            ++seen[(item.batch * kHeads + item.head) * q_tiles + item.q_tile];
+          }
+        }
+        ASSERT_EQ(seen.size(), q_tiles * kColumns) << blocks << ", " << q_tiles << ", " << together;
+        for (const auto& [tile, count] : seen) ASSERT_EQ(count, 1U) << tile;
+        EXPECT_EQ(work_item(0, q_tiles, kColumns, kHeads, together).q_tile, q_tiles - 1);
+      }
+    }
+  }
+}
+
+TEST(ForwardSm90, is_offered_on_hopper_but_not_chosen_before_it_has_run_there) {
+  AttentionProblem problem = args_for(128, false).problem;
+  const auto hopper = select::select_attention(problem, *select::cuda_device("sm_90a"));
+  ASSERT_FALSE(hopper.candidates.empty());
+  EXPECT_EQ(hopper.candidates.front().kernel, "attention_forward");
+  EXPECT_EQ(hopper.candidates.back().kernel, "attention_forward_sm90");
+  problem.tensor_maps = false;
+  std::set<std::string> refused;
+  for (const auto& refusal : select::select_attention(problem, *select::cuda_device("sm_90a")).refusals) {
+    refused.insert(refusal.kernel);
+  }
+  EXPECT_TRUE(refused.count("attention_forward_sm90"));
+  problem.tensor_maps = true;
+  for (const auto& candidate : select::select_attention(problem, *select::cuda_device("sm_89")).candidates) {
+    EXPECT_NE(candidate.kernel, "attention_forward_sm90");
+  }
+}
+
+TEST(ForwardSm90, tensor_maps_are_made_by_the_driver) {
+  REQUIRE_DEVICE();
+  const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
+  ASSERT_TRUE(boxes.ok());
+  for (const cuda::TensorBox& box : boxes->k) {
+    const auto map = cuda::encode(box);
+    EXPECT_TRUE(map.ok()) << map.status().message();
+  }
+}
+
+}  // namespace
+}  // namespace tessera
