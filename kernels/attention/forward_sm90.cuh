@@ -23,13 +23,13 @@
 #include "contract/work_order.h"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/exp2_polynomial.cuh"
 #include "ptx/global.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/online_softmax.cuh"
 #include "tile/sequence.cuh"
 
 namespace tessera {
@@ -48,74 +48,28 @@ struct Stage {
   }
 };
 
-// One tile of queries as both roles see it.
-template <AttentionForwardSm90Config config>
-struct ForwardSm90Work {
+// What the producer tells the consumers of a tile of queries, beside its Q.
+struct ForwardSm90Note {
   unsigned batch, head;
-  int first_q;
+  int first_q;  // none: there is no more work
   int len_q, len_k;
-  int position_offset;  // query i stands at key i + position_offset
-  int first_tile, last_tile;
+  int first_tile, last_tile;  // of keys that some row of the block sees; last < first: none
+  int unused;
 
-  __forceinline__ ForwardSm90Work(const AttentionForwardSm90Params& p, unsigned index) {
-    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.heads_q, p.together);
-    batch = item.batch;
-    head = item.head;
-    first_q = static_cast<int>(item.q_tile) * block_q_of(config);
-    len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
-    len_k = length_of(p.cu_seqlens_k, batch, p.seq_k);
-    position_offset = p.band.bottom_right ? len_k - len_q : 0;
-    const KeyRange keys = keys_of(p, first_q, block_q_of(config));
-    first_tile = keys.first_tile(config.block_k);
-    last_tile = keys.last_tile(config.block_k);
+  static constexpr int kNoWork = -1;
+
+  __forceinline__ bool has_keys() const { return last_tile >= first_tile; }
+  __forceinline__ int position_offset(const AttentionForwardSm90Params& p) const {  // query i stands at key i + it
+    return p.band.bottom_right ? len_k - len_q : 0;
   }
-
+  template <AttentionForwardSm90Config config>
   __forceinline__ KeyRange keys_of(const AttentionForwardSm90Params& p, int first, int rows) const {
     const int last = min(first + rows, len_q) - 1;
     if constexpr (!config.banded) return last < first ? KeyRange{0, 0, 0, 0} : KeyRange{0, len_k, 0, len_k};
-    return key_range(p.band, position_offset, first, last, len_k);
-  }
-  __forceinline__ bool has_keys() const { return last_tile >= first_tile; }
-};
-
-// Tickets come from a counter through shared memory, the next one while the present tile is worked on.
-template <AttentionForwardSm90Config config, bool is_producer>
-struct ForwardSm90Queue {
-  static constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
-  const AttentionForwardSm90Params& p;
-  unsigned shared;
-  unsigned index;
-  unsigned round = 0;
-  Stage<2> place = {};
-
-  __forceinline__ ForwardSm90Queue(const AttentionForwardSm90Params& params, unsigned shared_base)
-      : p(params), shared(shared_base), index(blockIdx.x) {}
-
-  __forceinline__ bool has_work() const { return index < p.columns * p.q_tiles; }
-
-  __forceinline__ void next() {
-    ++round;
-    if constexpr (!config.tickets) {
-      index = own_index(round, blockIdx.x, gridDim.x);
-    } else {
-      const unsigned full = shared + kAt.work_full + place.index * kBarrierBytes;
-      const unsigned empty = shared + kAt.work_empty + place.index * kBarrierBytes;
-      const unsigned slot = shared + kAt.work + place.index * 4;
-      if constexpr (is_producer) {
-        index = gridDim.x + atomicAdd(p.ticket, 1u);
-        barrier_wait_parity(empty, place.parity ^ 1);
-        store_shared_4(slot, index);
-        barrier_arrive(full);
-      } else {
-        barrier_wait_parity(full, place.parity);
-        index = load_shared_4(slot);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty);
-      }
-      place.advance();
-    }
+    return key_range(p.band, position_offset(p), first, last, len_k);
   }
 };
+static_assert(sizeof(ForwardSm90Note) == kNoteBytes);
 
 template <AttentionForwardSm90Config config>
 struct ForwardSm90Producer {
@@ -124,8 +78,9 @@ struct ForwardSm90Producer {
 
   const AttentionForwardSm90Params& p;
   unsigned shared;
-  Stage<1> q_use = {};
+  Stage<config.q_stages> q_use = {};
   Stage<config.stages> k_use = {}, v_use = {};
+  Stage<kNotes> notes = {};
 
   // All panels of `rows` rows from `row` on.
   template <int rows, int dim>
@@ -140,6 +95,11 @@ struct ForwardSm90Producer {
     }
   }
 
+  // Until Q's next place is free; its barrier.
+  __forceinline__ unsigned wait_for_q() {
+    barrier_wait_parity(shared + kAt.q_empty + q_use.index * kBarrierBytes, q_use.parity ^ 1);
+    return shared + kAt.q_full + q_use.index * kBarrierBytes;
+  }
   __forceinline__ void load_k(int tile, int head, const RowOrigin& origin) {
     const unsigned full = shared + kAt.k_full + k_use.index * kBarrierBytes;
     barrier_wait_parity(shared + kAt.k_empty + k_use.index * kBarrierBytes, k_use.parity ^ 1);
@@ -159,29 +119,65 @@ struct ForwardSm90Producer {
     return cu_seqlens ? row_origin(longest, length, cu_seqlens[batch]) : RowOrigin{0, static_cast<int>(batch)};
   }
 
+  // Tiles of its own, or by tickets from a counter, the next one drawn while the present one is loaded.
+  __forceinline__ unsigned next_index(unsigned round) {
+    return config.tickets ? gridDim.x + atomicAdd(p.ticket, 1u) : own_index(round, blockIdx.x, gridDim.x);
+  }
+
+  __forceinline__ ForwardSm90Note note_of(unsigned index) const {
+    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.heads_q, p.together);
+    ForwardSm90Note note = {};
+    note.batch = item.batch;
+    note.head = item.head;
+    note.first_q = static_cast<int>(item.q_tile) * block_q_of(config);
+    note.len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
+    note.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
+    const KeyRange keys = note.keys_of<config>(p, note.first_q, block_q_of(config));
+    note.first_tile = keys.first_tile(config.block_k);
+    note.last_tile = keys.last_tile(config.block_k);
+    return note;
+  }
+  __forceinline__ void write(const ForwardSm90Note& note) {
+    const unsigned place = shared + kAt.notes + notes.index * kNoteBytes;
+    const Words4(&words)[2] = reinterpret_cast<const Words4(&)[2]>(note);
+    store_shared_16(place, words[0]);
+    store_shared_16(place + 16, words[1]);
+    notes.advance();
+  }
+
   __forceinline__ void run() {
     prefetch_map(p.q.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
     prefetch_map(p.k.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
     prefetch_map(p.v.by_width[map_index(panel_at(config.dim_v, kPanels, 0).width)]);
-    ForwardSm90Queue<config, true> queue(p, shared);
-    while (queue.has_work()) {
-      const ForwardSm90Work<config> work(p, queue.index);
-      queue.next();
-      if (!work.has_keys()) continue;
-      const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, work.len_q, work.batch);
-      const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, work.len_k, work.batch);
-      const int head = static_cast<int>(work.head / p.group);
-      barrier_wait_parity(shared + kAt.q_empty, q_use.parity ^ 1);
-      load<block_q_of(config), config.dim_qk>(shared + kAt.q, p.q, shared + kAt.q_full, work.first_q,
-                                              static_cast<int>(work.head), q_origin);
+    unsigned index = blockIdx.x;
+    for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
+      const ForwardSm90Note note = note_of(index);
+      index = next_index(round);
+      const unsigned q_full = wait_for_q();
+      write(note);
+      if (!note.has_keys()) {
+        barrier_arrive(q_full);
+        q_use.advance();
+        continue;
+      }
+      const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, note.len_q, note.batch);
+      const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, note.len_k, note.batch);
+      const int head = static_cast<int>(note.head / p.group);
+      load<block_q_of(config), config.dim_qk>(shared + kAt.q + q_use.index * kAt.q_stage, p.q, q_full, note.first_q,
+                                              static_cast<int>(note.head), q_origin);
       q_use.advance();
-      load_k(work.last_tile, head, k_origin);
-      for (int tile = work.last_tile; tile > work.first_tile; --tile) {
+      load_k(note.last_tile, head, k_origin);
+      for (int tile = note.last_tile; tile > note.first_tile; --tile) {
         load_k(tile - 1, head, k_origin);
         load_v(tile, head, k_origin);
       }
-      load_v(work.first_tile, head, k_origin);
+      load_v(note.first_tile, head, k_origin);
     }
+    ForwardSm90Note end = {};
+    end.first_q = ForwardSm90Note::kNoWork;
+    const unsigned q_full = wait_for_q();
+    write(end);
+    barrier_arrive(q_full);
   }
 };
 
@@ -201,24 +197,23 @@ struct ForwardSm90Consumer {
   int consumer;  // the same in all lanes, and the compiler knows
   int lane, warp;
 
-  Stage<1> q_use = {};
+  Stage<config.q_stages> q_use = {};
   Stage<config.stages> k_use = {}, v_use = {};
+  Stage<kNotes> notes = {};
 
-  unsigned head = 0, batch = 0;
+  // Of the tile of queries whose scores are being made.
   int first_q = 0;  // of this consumer
-  int len_q = 0, len_k = 0;
+  int len_k = 0;
   int position_offset = 0;
   float slope = 0;
-  float scale_log2 = 0;
 
   float scores[kKeyTiles * 4];    // [tile of 8 keys][value of a lane]
   unsigned weights[kPvSteps][4];  // P as wgmma's first operand
   float output[kValueTiles * 4];  // [tile of 8 columns][value of a lane]
-  float reference[2];             // what a row's exponents are taken relative to
-  float row_sum[2];               // this lane's share; summed over the quad at the end
-  float decay[2];                 // what O is to be scaled with
+  OnlineSoftmax<kKeyTiles, config.polynomial> softmax = {};
 
-  __forceinline__ int query_of(int half) const { return first_q + warp * 16 + half * 8 + lane / 4; }
+  __forceinline__ int row_of(int half) const { return warp * 16 + half * 8 + lane / 4; }
+  __forceinline__ int query_of(int half) const { return first_q + row_of(half); }
 
   __forceinline__ void wait(int barriers, int index, unsigned parity) {
     barrier_wait_parity(shared + barriers + index * kBarrierBytes, parity);
@@ -241,15 +236,16 @@ struct ForwardSm90Consumer {
   // S = Q K^T.
   __forceinline__ void issue_scores() {
     wait(kAt.k_full, k_use.index, k_use.parity);
+    const unsigned q_tile = shared + kAt.q + q_use.index * kAt.q_stage;
     const unsigned k_tile = shared + kAt.k + k_use.index * kAt.k_stage;
 #pragma unroll
     for (int step = 0; step < kQkSteps; ++step) {
-      issue_score_step(step, panel_at(config.dim_qk, kPanels, step * 16), k_tile);
+      issue_score_step(step, panel_at(config.dim_qk, kPanels, step * 16), q_tile, k_tile);
     }
     wgmma_commit();
   }
-  __forceinline__ void issue_score_step(int step, const Panel& panel, unsigned k_tile) {
-    const unsigned from_q = shared + kAt.q + panel_offset(panel, block_q_of(config)) +
+  __forceinline__ void issue_score_step(int step, const Panel& panel, unsigned q_tile, unsigned k_tile) {
+    const unsigned from_q = q_tile + panel_offset(panel, block_q_of(config)) +
                             static_cast<unsigned>(consumer * kConsumerRows * panel.width) * 2;
     const unsigned from_k = k_tile + panel_offset(panel, config.block_k);
     const unsigned within = (step * 16 - panel.column) * 2;
@@ -332,79 +328,6 @@ struct ForwardSm90Consumer {
     }
   }
 
-  // The reference in units of exp2. A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
-  __forceinline__ float shift_of(int half) const {
-    return reference[half] == -infinity() ? 0.0f : reference[half] * scale_log2;
-  }
-
-  // Turns scores into probabilities relative to the row's reference, which follows the running maximum lazily: while no
-  // score exceeds it by more than 2^kSlack, exp2 stays small enough for any 16-bit type and nothing summed before has
-  // to be scaled. Says whether O, which may still be added to, has to be.
-  __forceinline__ bool online_softmax(bool masked) {
-    constexpr float kSlack = 8.0f;
-    float largest[2];
-    bool grown = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float tile_max = scores[half * 2];
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        tile_max = fmaxf(tile_max, fmaxf(scores[n * 4 + half * 2], scores[n * 4 + half * 2 + 1]));
-      }
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-      largest[half] = tile_max;
-      grown |= (tile_max - reference[half]) * scale_log2 > kSlack;
-    }
-    grown = __any_sync(0xffffffffu, grown);
-    if (grown) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float next = fmaxf(reference[half], largest[half]);
-        // Both -inf: no key seen yet, and nothing to scale.
-        decay[half] = next == -infinity() ? 1.0f : fast_exp2((reference[half] - next) * scale_log2);
-        reference[half] = next;
-        row_sum[half] *= decay[half];
-      }
-    }
-    // One FMA a score takes the reference out: s * scale - shift, the product unrounded. What the rounding of the shift
-    // adds is the same for all scores of a row and leaves with the row sum; only where it could be more than one, and 2
-    // to its power overflow, is the reference taken out before the product.
-    float shift[2] = {shift_of(0), shift_of(1)};
-    if (__any_sync(0xffffffffu, !(fabsf(shift[0]) < (1 << 24) && fabsf(shift[1]) < (1 << 24)))) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (reference[half] == -infinity()) continue;
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-          scores[n * 4 + half * 2] -= reference[half];
-          scores[n * 4 + half * 2 + 1] -= reference[half];
-        }
-        shift[half] = 0;
-      }
-    }
-    if (config.polynomial > 0 && !masked) {
-      exponentiate<config.polynomial>(shift);
-    } else {
-      exponentiate<0>(shift);
-    }
-    return grown;
-  }
-  // polynomial: of 8 exponentials, how many leave the special function unit in peace. Not for -inf.
-  template <int polynomial>
-  __forceinline__ void exponentiate(const float (&shift)[2]) {
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& s = scores[n * 4 + i];
-        const float x = s * scale_log2 - shift[i / 2];
-        s = (n * 4 + i) % 8 < polynomial ? polynomial_exp2(x) : fast_exp2(x);
-        row_sum[i / 2] += s;
-      }
-    }
-  }
-
   __forceinline__ void pack_weights() {
 #pragma unroll
     for (int step = 0; step < kPvSteps; ++step) {
@@ -415,12 +338,42 @@ struct ForwardSm90Consumer {
     }
   }
 
+  // Scores to probabilities. Says whether O, which may still be added to, is to be scaled afterwards.
   __forceinline__ bool softmax_of(int tile, const KeyRange& keys) {
     const int first_k = tile * config.block_k;
     const bool masked = first_k < keys.clear_begin || first_k + config.block_k > keys.clear_end;
     transform_scores(first_k);
     if (masked) mask_scores(first_k);
-    return online_softmax(masked);
+    return softmax.update(scores, masked || config.general, [&] { remake_scores(); });
+  }
+
+  // S once more, by each lane for itself: wgmma would need all warps of the consumer. K is still held. Next to never
+  // called, so short code matters, and speed does not.
+  __forceinline__ void remake_scores() {
+    const unsigned q_tile = shared + kAt.q + q_use.index * kAt.q_stage;
+    const unsigned k_tile = shared + kAt.k + k_use.index * kAt.k_stage;
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      float sum[4] = {};
+#pragma unroll 1
+      for (int column = 0; column < config.dim_qk; column += 2) {
+        unsigned q[2], k[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          q[i] = load_shared_4(q_tile + offset_in_tile(consumer * kConsumerRows + row_of(i), column, block_q_of(config),
+                                                       config.dim_qk, kPanels));
+          k[i] = load_shared_4(
+              k_tile + offset_in_tile(n * 8 + lane % 4 * 2 + i, column, config.block_k, config.dim_qk, kPanels));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[i] += low_to_float<kType>(q[i / 2]) * low_to_float<kType>(k[i % 2]) +
+                    high_to_float<kType>(q[i / 2]) * high_to_float<kType>(k[i % 2]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n * 4 + i] = sum[i];
+    }
   }
 
   // A tile of keys that none of these rows sees.
@@ -435,31 +388,77 @@ struct ForwardSm90Consumer {
     v_use.advance();
   }
 
-  // O and the row sums over this consumer's keys, [first, last] of which are tiles that it sees something of.
-  __forceinline__ void attend(int first, int last, const KeyRange& keys) {
-    take_turn();
-    wgmma_fence();
-    issue_scores();
-    pass_turn();
+  // What this consumer has to do of a tile of queries: of the tiles of keys from last to first, those that its rows see
+  // something of. All of the block's pass by.
+  struct Share {
+    int block_first, block_last;
+    int first, last;
+    KeyRange keys;
+
+    __forceinline__ bool sees_keys() const { return last >= first; }
+    __forceinline__ int before() const { return sees_keys() ? block_last - last : 0; }  // tiles to let pass
+    __forceinline__ int after() const { return sees_keys() ? first - block_first : block_last - block_first + 1; }
+  };
+
+  __forceinline__ ForwardSm90Note read_note(int place) const {
+    ForwardSm90Note note;
+    Words4(&words)[2] = reinterpret_cast<Words4(&)[2]>(note);
+    words[0] = load_shared_16(shared + kAt.notes + place * kNoteBytes);
+    words[1] = load_shared_16(shared + kAt.notes + place * kNoteBytes + 16);
+    return note;
+  }
+
+  __forceinline__ Share share_of(const ForwardSm90Note& note) {
+    first_q = note.first_q + consumer * kConsumerRows;
+    len_k = note.len_k;
+    position_offset = note.position_offset(p);
+    if constexpr (config.general) {
+      slope = p.alibi_slopes ? p.alibi_slopes[note.batch * p.alibi_batch_stride + note.head] : 0.0f;
+    }
+    Share share{note.first_tile, note.last_tile, 0, -1, note.keys_of<config>(p, first_q, kConsumerRows)};
+    if (note.has_keys()) {
+      share.first = share.keys.first_tile(config.block_k);
+      share.last = share.keys.last_tile(config.block_k);
+    }
+    return share;
+  }
+
+  // The scores of a share's last keys are in flight when it returns.
+  __forceinline__ void begin(const Share& share) {
+    for (int i = 0; i < share.before(); ++i) let_pass();
+    if (share.sees_keys()) {
+      take_turn();
+      wgmma_fence();
+      issue_scores();
+      pass_turn();
+    } else {
+      release_q();
+    }
+  }
+  __forceinline__ void release_q() {
+    release(kAt.q_empty, q_use.index);
+    q_use.advance();
+  }
+
+  // O and the row sums over a share's keys. The last product of O is in flight when it returns.
+  __forceinline__ void attend(const Share& share) {
     wgmma_wait<0>();
-    for (int tile = last;; --tile) {
+    for (int tile = share.last;; --tile) {
       wgmma_done(scores);
+      const bool grown = softmax_of(tile, share.keys);
       release(kAt.k_empty, k_use.index);
       k_use.advance();
-      const bool grown = softmax_of(tile, keys);
       wgmma_done(scores);  // the exponentials stay before the wait: O's product runs meanwhile
-      if (tile < last) {
+      if (tile < share.last) {
         wgmma_wait<0>();
-        wgmma_done(output);
-        release(kAt.v_empty, v_use.index);
-        v_use.advance();
+        finish_output();
         if (grown) {
 #pragma unroll
-          for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= decay[i / 2 % 2];
+          for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= softmax.decay[i / 2 % 2];
         }
       }
       pack_weights();
-      if (tile == first) break;
+      if (tile == share.first) break;
       take_turn();
       wgmma_fence();
       issue_scores();
@@ -467,10 +466,12 @@ struct ForwardSm90Consumer {
       pass_turn();
       wgmma_wait<1>();
     }
-    release(kAt.q_empty, 0);
+    release_q();
     wgmma_fence();
     issue_output();
-    wgmma_wait<0>();
+  }
+  // O's product has been waited for.
+  __forceinline__ void finish_output() {
     wgmma_done(output);
     release(kAt.v_empty, v_use.index);
     v_use.advance();
@@ -478,18 +479,16 @@ struct ForwardSm90Consumer {
 
   // Divides by the row sums and writes O and LSE. A quad's lanes hold a row in pieces of two columns; they exchange
   // them so that each lane has 8 columns, 16 bytes, of one of four neighbouring tiles, and a quad writes 64 bytes.
-  __forceinline__ void store() {
-    Bits16* const out = rows_of(p.o, p.o_strides, p.cu_seqlens_q, batch, head);
+  __forceinline__ void store(const ForwardSm90Note& of) {
+    Bits16* const out = rows_of(p.o, p.o_strides, p.cu_seqlens_q, of.batch, of.head);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = row_sum[half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const float sum = softmax.total(half);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      const int query = query_of(half);
-      if (p.lse && lane % 4 == 0 && query < len_q) {
-        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, batch, head) + query] =
-            sum == 0.0f ? -infinity() : (shift_of(half) + fast_log2(sum)) * kLn2;
+      const int query = of.first_q + consumer * kConsumerRows + row_of(half);
+      if (p.lse && lane % 4 == 0 && query < of.len_q) {
+        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, of.batch, of.head) + query] =
+            sum == 0.0f ? -infinity() : softmax.log_of(sum, half);
       }
 #pragma unroll
       for (int n = 0; n < kValueTiles; n += 4) {
@@ -501,7 +500,7 @@ struct ForwardSm90Consumer {
           words.word[j] = pack<kType>(pair[0] * inverse, pair[1] * inverse);
         }
         transpose_quad(words);
-        if (query < len_q && n + lane % 4 < kValueTiles) {
+        if (query < of.len_q && n + lane % 4 < kValueTiles) {
           store_16(out + query * p.o_strides.seq + (n + lane % 4) * 8, words);
         }
       }
@@ -522,53 +521,59 @@ struct ForwardSm90Consumer {
   }
 
   __forceinline__ void run() {
-    ForwardSm90Queue<config, false> queue(p, shared);
     if (consumer == config.consumers - 1) pass_turn();  // the first turn is consumer 0's
-    scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
-    while (queue.has_work()) {
-      const ForwardSm90Work<config> work(p, queue.index);
-      batch = work.batch;
-      head = work.head;
-      first_q = work.first_q + consumer * kConsumerRows;
-      len_q = work.len_q;
-      len_k = work.len_k;
-      position_offset = work.position_offset;
-      if constexpr (config.general) {
-        slope = p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
+    softmax.scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
+    int unstored = -1;       // place of the note of the tile whose O is here
+    bool in_flight = false;  // O's last product, which holds V
+    while (true) {
+      wait(kAt.q_full, q_use.index, q_use.parity);
+      const ForwardSm90Note note = read_note(notes.index);
+      const bool more = note.first_q != ForwardSm90Note::kNoWork;
+      Share share = {0, -1, 0, -1, {}};
+      if (more) {
+        share = share_of(note);
+        // A tile of keys may not be let pass while V is held: the next one's place could be just that.
+        if (share.before() > 0) settle<0>(in_flight);
+        begin(share);
       }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        reference[half] = -infinity();
-        row_sum[half] = 0;
-        decay[half] = 1;
+      // The first scores of a tile run while the O of the one before is finished and stored.
+      if (share.sees_keys()) {
+        settle<1>(in_flight);
+      } else {
+        settle<0>(in_flight);
       }
+      if (unstored >= 0) store(read_note(unstored));
+      if (!more) break;
+      softmax.reset();
 #pragma unroll
       for (int i = 0; i < kValueTiles * 4; ++i) output[i] = 0;
-      if (work.has_keys()) {
-        const KeyRange keys = work.keys_of(p, first_q, kConsumerRows);
-        const int first = keys.first_tile(config.block_k);
-        const int last = keys.last_tile(config.block_k);
-        wait(kAt.q_full, 0, q_use.parity);
-        q_use.advance();
-        if (last >= first) {
-          for (int tile = work.last_tile; tile > last; --tile) let_pass();
-          attend(first, last, keys);
-          for (int tile = first; tile > work.first_tile; --tile) let_pass();
-        } else {
-          release(kAt.q_empty, 0);
-          for (int tile = work.last_tile; tile >= work.first_tile; --tile) let_pass();
-        }
+      if (share.sees_keys()) {
+        attend(share);
+        in_flight = true;
       }
-      store();
-      queue.next();
+      if (share.after() > 0) {
+        settle<0>(in_flight);
+        for (int i = 0; i < share.after(); ++i) let_pass();
+      }
+      unstored = notes.index;
+      notes.advance();
     }
+  }
+  // Waits for O's last product, where there is one; `behind` products were issued after it.
+  template <int behind>
+  __forceinline__ void settle(bool& in_flight) {
+    if (!in_flight) return;
+    wgmma_wait<behind>();
+    finish_output();
+    in_flight = false;
   }
 };
 
 template <AttentionForwardSm90Config config>
 __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p) {
   static_assert(config.consumers >= 1 && config.consumers <= 3 && config.stages >= 2);
-  static_assert(config.blocks == 1 || (config.blocks == 2 && config.consumers == 1));
+  static_assert(config.blocks >= 1 && (config.blocks == 1 || config.consumers == 1));
+  static_assert(config.q_stages == 1 || config.q_stages == 2);
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
   // One consumer alone on an SM: each thread may have as many registers as it can name from the start.
@@ -579,17 +584,15 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   const unsigned shared = shared_address(memory);
   if (threadIdx.x == 0) {
     constexpr unsigned kWarps = config.consumers * 4;
-    barrier_init(shared + kAt.q_full, 1);
-    barrier_init(shared + kAt.q_empty, kWarps);
+    for (int i = 0; i < config.q_stages; ++i) {
+      barrier_init(shared + kAt.q_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps);
+    }
     for (int i = 0; i < config.stages; ++i) {
       barrier_init(shared + kAt.k_full + i * kBarrierBytes, 1);
       barrier_init(shared + kAt.k_empty + i * kBarrierBytes, kWarps);
       barrier_init(shared + kAt.v_full + i * kBarrierBytes, 1);
       barrier_init(shared + kAt.v_empty + i * kBarrierBytes, kWarps);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(shared + kAt.work_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.work_empty + i * kBarrierBytes, kWarps);
     }
     barrier_init_done();
   }

@@ -15,7 +15,8 @@ struct AttentionForwardSm90Config {
   int consumers;        // warpgroups of 64 query rows each, 1 to 3; one more loads
   int block_k;          // keys of a step
   int stages;           // of K and of V, 2 or more
-  int blocks;           // on an SM at a time: 1, or 2 of one consumer
+  int q_stages;         // of Q: 2 to load the next tile's ahead
+  int blocks;           // on an SM at a time: 1, or several of one consumer
   int narrowest_panel;  // 64 or 16: what fills up the last columns of a tile (contract/tensor_map.h)
   bool ping_pong;       // consumers take turns on the tensor cores
   int polynomial;       // of 8 exponentials, how many the FMA units compute
@@ -32,6 +33,7 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
   visit("consumers", config.consumers);
   visit("block_k", config.block_k);
   visit("stages", config.stages);
+  visit("q_stages", config.q_stages);
   visit("blocks", config.blocks);
   visit("narrowest_panel", config.narrowest_panel);
   visit("ping_pong", config.ping_pong);
@@ -55,26 +57,30 @@ struct RegisterSplit {
 };
 constexpr RegisterSplit register_split(const AttentionForwardSm90Config& config) {
   const int at_start = 65536 / config.blocks / threads_of(config) / 8 * 8;
-  const int producer = config.consumers == 3 ? 32 : 40;
+  const int producer = config.blocks > 2 ? 24 : config.consumers == 3 ? 32 : 40;
   return {producer, (at_start * (config.consumers + 1) - producer) / config.consumers / 8 * 8};
 }
 
+// A note is read again when its tile's O is stored. By then Q's places may have been given free for as many tiles as
+// there are and one more, so two notes more than places are never written too early.
+constexpr int kNotes = 4;
+constexpr int kNoteBytes = 32;
+
 // Byte offsets in a block's shared memory. A barrier is 8 bytes.
 struct ForwardSm90Layout {
-  int q;          // [block_q, dim_qk]
-  int k;          // [stages][block_k, dim_qk]
-  int k_stage;    // bytes
-  int v;          // [stages][block_k, dim_v]
-  int v_stage;    // bytes
-  int q_full;     // barriers: Q is there, Q is used up
-  int q_empty;    //
-  int k_full;     // [stages]
-  int k_empty;    // [stages]
-  int v_full;     // [stages]
-  int v_empty;    // [stages]
-  int work_full;  // [2]: a ticket is there, is read
-  int work_empty;
-  int work;  // [2] unsigned: tickets
+  int q;        // [q_stages][block_q, dim_qk]
+  int q_stage;  // bytes
+  int k;        // [stages][block_k, dim_qk]
+  int k_stage;  // bytes
+  int v;        // [stages][block_k, dim_v]
+  int v_stage;  // bytes
+  int q_full;   // [q_stages] barriers: Q is there
+  int q_empty;  // [q_stages] Q is used up
+  int k_full;   // [stages]
+  int k_empty;  // [stages]
+  int v_full;   // [stages]
+  int v_empty;  // [stages]
+  int notes;    // [kNotes]: what the tile of queries is
   int bytes;
 };
 
@@ -83,18 +89,17 @@ constexpr ForwardSm90Layout forward_sm90_layout(const AttentionForwardSm90Config
   at.k_stage = tile_bytes(config.block_k, config.dim_qk, config.narrowest_panel);
   at.v_stage = tile_bytes(config.block_k, config.dim_v, config.narrowest_panel);
   at.q = 0;
-  at.k = tile_bytes(block_q_of(config), config.dim_qk, config.narrowest_panel);
+  at.q_stage = tile_bytes(block_q_of(config), config.dim_qk, config.narrowest_panel);
+  at.k = config.q_stages * at.q_stage;
   at.v = at.k + config.stages * at.k_stage;
   at.q_full = at.v + config.stages * at.v_stage;
-  at.q_empty = at.q_full + 8;
-  at.k_full = at.q_empty + 8;
+  at.q_empty = at.q_full + 8 * config.q_stages;
+  at.k_full = at.q_empty + 8 * config.q_stages;
   at.k_empty = at.k_full + 8 * config.stages;
   at.v_full = at.k_empty + 8 * config.stages;
   at.v_empty = at.v_full + 8 * config.stages;
-  at.work_full = at.v_empty + 8 * config.stages;
-  at.work_empty = at.work_full + 8 * 2;
-  at.work = at.work_empty + 8 * 2;
-  at.bytes = at.work + 4 * 2;
+  at.notes = (at.v_empty + 8 * config.stages + 15) / 16 * 16;
+  at.bytes = at.notes + kNotes * kNoteBytes;
   return at;
 }
 

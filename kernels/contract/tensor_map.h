@@ -40,6 +40,14 @@ constexpr Panel panel_at(int dim, int narrowest, int column) {
 // Byte offset of a panel in a tile: the panels before it are full.
 constexpr int panel_offset(const Panel& panel, int rows) { return panel.column * rows * 2; }
 
+// Byte offset of an element in a tile, by the swizzle that the copy engine writes with: within each 8 rows of 128
+// bytes, 16-byte chunks change places.
+constexpr int offset_in_tile(int row, int column, int rows, int dim, int narrowest) {
+  const Panel panel = panel_at(dim, narrowest, column);
+  const int plain = panel_offset(panel, rows) + row * panel.width * 2 + (column - panel.column) * 2;
+  return plain ^ (((plain >> 7) & (panel.width / 8 - 1)) << 4);
+}
+
 // The widest swizzle repeats every 1024 bytes, and wgmma reads addresses by that.
 constexpr int kTileAlignment = 1024;
 constexpr int tile_bytes(int rows, int dim, int narrowest) {

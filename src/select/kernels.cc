@@ -53,6 +53,7 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
            .consumers = tile.consumers,
            .block_k = tile.block_k,
            .stages = tile.stages,
+           .q_stages = 1,
            .blocks = 1,
            .narrowest_panel = tile.narrowest_panel,
            .ping_pong = tile.ping_pong,
