@@ -377,10 +377,10 @@ std::vector<cases::Case> tuning_checks(const cases::Case& problem) {
   cases::Case many = c;
   many.name = "many tiles";
   many.problem.batch = 2;
-  many.problem.heads_q = 24;
-  many.problem.heads_kv = 8;
+  many.problem.heads_q = 12;
+  many.problem.heads_kv = 4;
   many.problem.seq_q = 1100;
-  many.problem.seq_k = 1100;
+  many.problem.seq_k = 900;
   many.sample = 12;
   return {ragged, packed, many};
 }
