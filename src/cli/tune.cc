@@ -131,11 +131,12 @@ class Ticker {
   Ticker& operator=(const Ticker&) = delete;
 
   void show(const tune::SearchProgress& p) {
-    if (!draws_ && p.generation == generation_) return;
+    if (!draws_ && p.generation == generation_) return;  // the final rounds count as one more
     generation_ = p.generation;
     const auto us = [](double seconds) { return seconds > 0 ? fmt::format("{:.1f} us", seconds * 1e6) : "-"; };
-    const std::string text = fmt::format("{}: generation {}, candidate {}, {} disqualified, best {}, default {}",
-                                         label_, p.generation + 1, p.tried, p.disqualified, us(p.best), us(p.fallback));
+    const std::string stage = p.final ? "final rounds" : fmt::format("generation {}", p.generation);
+    const std::string text = fmt::format("{}: {}, candidate {}, {} disqualified, best {}, default {}", label_, stage,
+                                         p.tried, p.disqualified, us(p.best), us(p.fallback));
     fmt::print(stderr, "{}{}{}", draws_ ? "\r\033[K" : "", text, draws_ ? "" : "\n");
     std::fflush(stderr);
     drawn_ = draws_;
@@ -175,8 +176,8 @@ void print_trials(const tune::SearchResult& found, const std::vector<select::For
   for (const tune::Trial& t : found.trials) ++count[tune::name_of(t.state)];
   std::string text;
   for (const auto& [state, times] : count) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", times, state);
-  fmt::print("  {} of {} Configs tried in {} generations: {}\n", found.trials.size(), space.size(), found.generations,
-             text);
+  fmt::print("  {} of {} Configs tried in {} generation{}: {}\n", found.trials.size(), space.size(), found.generations,
+             found.generations == 1 ? "" : "s", text);
   for (const tune::Trial& t : found.trials) {
     if (t.state != tune::Trial::State::kWrong && t.state != tune::Trial::State::kFailed) continue;
     fmt::print("  {} {}: {}\n", paint(Style::kBad, tune::name_of(t.state)),

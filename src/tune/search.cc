@@ -39,7 +39,7 @@ class Search {
   Result<SearchResult> run() {
     if (genes_.empty()) return Status(TESSERA_INVALID_ARGUMENT, "there is nothing to search");
     int without_better = 0;
-    for (; without_better < options_.patience; ++result_.generations) {
+    while (without_better < options_.patience) {
       const std::vector<int> fresh = draw();
       if (fresh.empty() && result_.generations > 0) break;
       const double before = best_;
@@ -48,6 +48,7 @@ class Search {
       race(good);
       if (disqualified(kFallback)) return fallback_failed();
       without_better = best_ < before * options_.worth_it || before == 0 ? 0 : without_better + 1;
+      ++result_.generations;
       if (measure_.out_of_time()) break;
     }
     return finish();
@@ -115,7 +116,7 @@ class Search {
   }
 
   void report() {
-    progress_.generation = result_.generations;
+    progress_.generation = result_.generations + 1;
     progress_.best = best_;
     if (options_.progress) options_.progress(progress_);
   }
@@ -221,10 +222,11 @@ class Search {
 
   Result<SearchResult> finish() {
     std::vector<Contestant> field = contestants({});
+    progress_.final = true;
+    report();
     for (int n = 0; n < options_.final_rounds; ++n) round(field, n);
     if (disqualified(kFallback)) return fallback_failed();
     settle(field);
-    report();
     result_.fallback_seconds = trial(kFallback).seconds;
     result_.winner = elite_.front();
     if (trial(result_.winner).seconds > result_.fallback_seconds * options_.worth_it) result_.winner = kFallback;

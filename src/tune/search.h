@@ -31,7 +31,8 @@ class Measure {
 };
 
 struct SearchProgress {
-  int generation = 0;
+  int generation = 0;    // from 1 on
+  bool final = false;    // the final rounds
   int tried = 0;         // candidates, this one included
   int disqualified = 0;  // of them
   double best = 0;       // seconds; 0: none was timed yet

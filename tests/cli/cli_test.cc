@@ -167,6 +167,7 @@ TEST_F(Cli, tune_keeps_the_winner_and_plans_take_it) {
   EXPECT_EQ(after.code, 0) << after.text;
   EXPECT_TRUE(holds(after.text, chosen)) << after.text;
   EXPECT_TRUE(holds(after.text, "tuned on this GPU: 106.0 us, default 110.0 us")) << after.text;
+  EXPECT_TRUE(holds(run("doctor").text, "tuning.sqlite, 1 entry, 1 of these kernels"));
   const std::string off = std::string(kFakeGpu) + " TESSERA_NO_TUNING=1";
   EXPECT_FALSE(holds(run(explain, off).text, "tuned")) << "turned off";
   EXPECT_FALSE(holds(run(explain + " --causal", kFakeGpu).text, "tuned")) << "another class";

@@ -186,7 +186,7 @@ TEST(Search, ends_soon_after_time_is_up_and_has_an_answer) {
   measure.limit = 20;  // within the first generation
   const auto found = search(points, 3, measure, {});
   ASSERT_TRUE(found.ok());
-  EXPECT_EQ(found->generations, 0);
+  EXPECT_EQ(found->generations, 1);
   EXPECT_LE(measure.order.size(), 16U * 2 + 15 * 5);
   EXPECT_GT(found->fallback_seconds, 0);
   EXPECT_LE(found->seconds, found->fallback_seconds);
