@@ -10,6 +10,7 @@
 #include "cuda/code_arch.h"
 #include "jit/sources.h"
 #include "ops/attention_params.h"
+#include "ops/extents.h"
 #include "ops/format.h"
 
 namespace tessera::tune {
@@ -62,8 +63,7 @@ ByClass read_table(const cuda::DeviceInfo& device) {
 
 std::string class_of(const AttentionProblem& p, int multiprocessors) {
   constexpr std::int64_t kRows = 128;
-  const double tiles = static_cast<double>((p.seq_q + kRows - 1) / kRows) * static_cast<double>(p.batch) *
-                       static_cast<double>(p.heads_q);
+  const std::int64_t tiles = saturating_product(ceil_div(p.seq_q, kRows), p.batch, p.heads_q);
   return format("forward {} d{}x{}{}{} q2^{} k2^{} {}", name_of(p.dtype), p.dim_qk, p.dim_v,
                 is_banded(p) ? " banded" : "", is_general(p) ? " general" : "", bucket(p.seq_q),
                 bucket(most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
@@ -96,9 +96,9 @@ std::optional<select::TunedForward> find_tuned(const cuda::DeviceInfo& device, c
   return found->second;
 }
 
-void force(std::optional<select::TunedForward> tuned) {
+void force(const std::optional<select::TunedForward>& tuned) {
   const std::lock_guard lock(known().mutex);
-  known().forced = std::move(tuned);
+  known().forced = tuned;
 }
 
 bool tuning_forbidden() {

@@ -31,7 +31,7 @@ std::optional<select::TunedForward> find_tuned(const cuda::DeviceInfo& device, c
 
 // From here on every forward on a GPU that it fits is planned with this one; nothing: as the table says. Process-wide,
 // for the tuner itself; not in the C ABI.
-void force(std::optional<select::TunedForward> tuned);
+void force(const std::optional<select::TunedForward>& tuned);
 
 // True where TESSERA_NO_TUNING is set to anything but 0.
 bool tuning_forbidden();
