@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "select/device.h"
 #include "select/kernels.h"
 #include "tessera/tessera.h"
+#include "tune/tuned.h"
 
 using tessera::AttentionProblem;
 using tessera::format;
@@ -67,12 +69,23 @@ Result<Device> device_at(tessera_device place) {
   return device;
 }
 
+// With what the tuning table knows of this GPU.
+tessera::select::Selection selection_at(tessera_device place, const Device& device, const AttentionProblem& problem) {
+  std::optional<tessera::select::TunedForward> tuned;
+  if (place.type != TESSERA_CPU) {
+    if (const auto info = tessera::cuda::device(place.index); info.ok()) {
+      tuned = tessera::tune::find_tuned(*info, problem);
+    }
+  }
+  return tessera::select::select_attention(problem, device, tuned ? &*tuned : nullptr);
+}
+
 enum class Explained : bool { kNo, kYes };
 
 Result<tessera_plan> make_plan(const CheckedAttention& checked, Explained explained) {
   auto device = device_at(checked.device);
   if (!device.ok()) return device.status();
-  auto selection = tessera::select::select_attention(checked.args.problem, *device);
+  auto selection = selection_at(checked.device, *device, checked.args.problem);
   tessera_plan plan;
   if (selection.candidates.empty() || explained == Explained::kYes) {
     plan.explanation = tessera::select::explain(checked.args.problem, *device, selection);
@@ -300,7 +313,8 @@ tessera_status tessera_attention_explain(tessera_attention_op op, const tessera_
                   : std::strcmp(arch, "cpu") == 0 ? Result<Device>(tessera::select::cpu_device(threads_in_use()))
                                                   : tessera::select::cuda_device(arch);
     if (!device.ok()) return device.status();
-    const auto selection = tessera::select::select_attention(checked->args.problem, *device);
+    const auto selection = arch == nullptr ? selection_at(checked->device, *device, checked->args.problem)
+                                           : tessera::select::select_attention(checked->args.problem, *device);
     const std::string full = tessera::select::explain(checked->args.problem, *device, selection);
     if (capacity > 0) {
       const std::size_t length = std::min(full.size(), capacity - 1);

@@ -28,14 +28,14 @@ std::string reason_of(const std::string& refusal) {
   return reason.empty() ? refusal : reason;
 }
 
-// "chosen attention_forward Config{...}  workspace ..." -> "attention_forward"
-std::string kernel_of(const std::string& explanation) {
+// "chosen attention_forward Config{...}  workspace ..." -> "attention_forward", "Config{...}"
+void read_choice(const std::string& explanation, Report& report) {
   const std::size_t at = explanation.find("\nchosen ");
-  if (at == std::string::npos) return {};
-  std::istringstream words(explanation.substr(at + 8));
-  std::string kernel;
-  words >> kernel;
-  return kernel;
+  if (at == std::string::npos) return;
+  std::istringstream line(explanation.substr(at + 8));
+  line >> report.kernel >> std::ws;
+  std::getline(line, report.config, '}');
+  report.config += '}';
 }
 
 Bytes written_bytes(cases::Buffers& buffers) {
@@ -68,7 +68,7 @@ bool run_case(cases::Buffers& buffers, Device& device, int repeat, Report& repor
   const Plan plan(made, &tessera_plan_destroy);
   if (planned == TESSERA_UNSUPPORTED) return stop(Outcome::kRefused, reason_of(tessera_last_error()));
   if (planned != TESSERA_OK) return stop(Outcome::kFailed, fmt::format("plan: {}", tessera_last_error()));
-  report.kernel = kernel_of(tessera_plan_explain(plan.get()));
+  read_choice(tessera_plan_explain(plan.get()), report);
   report.workspace = tessera_plan_workspace(plan.get());
   Result<void*> workspace = device.workspace(report.workspace);
   if (!workspace.ok()) return failed(workspace.status());
@@ -195,6 +195,12 @@ Report check_whole(const cases::Case& c, Device& device, int repeat, int threads
   return report;
 }
 
+void judge_differences(const cases::Case& c, const Device& device, Report& report) {
+  if (report.outcome != Outcome::kPassed || !report.runs_differ || !equal_runs_promised(c, device)) return;
+  report.outcome = Outcome::kFailed;
+  report.detail = fmt::format("{} runs on the same inputs are not bitwise equal", report.runs);
+}
+
 }  // namespace
 
 const char* name_of(Outcome outcome) {
@@ -213,10 +219,40 @@ Report check_case(const cases::Case& c, Device& device, int repeat, int threads)
     return refused;
   }
   Report report = (c.sample > 0 ? check_sampled : check_whole)(c, device, repeat, threads);
-  if (report.outcome == Outcome::kPassed && report.runs_differ && equal_runs_promised(c, device)) {
-    report.outcome = Outcome::kFailed;
-    report.detail = fmt::format("{} runs on the same inputs are not bitwise equal", report.runs);
+  judge_differences(c, device, report);
+  return report;
+}
+
+PreparedForward prepare_forward(const cases::Case& c, int threads) {
+  PreparedForward prepared{c, cases::make_inputs(c), {}, {}, {}};
+  if (c.sample > 0) {
+    prepared.sample = oracle::make_sample(c.problem, c.sample, c.seed);
+    prepared.exact = oracle::sampled_attention(prepared.inputs, prepared.sample, {}, {}, threads);
+    prepared.plain = oracle::sampled_plain_attention(prepared.inputs, prepared.sample, {}, {}, threads);
+  } else {
+    prepared.exact = oracle::attention(prepared.inputs, threads);
+    prepared.plain = oracle::plain_attention(prepared.inputs, threads);
   }
+  return prepared;
+}
+
+Report check_prepared(const PreparedForward& prepared, Device& device, int repeat) {
+  const cases::Case& c = prepared.c;
+  cases::Buffers buffers(c, prepared.inputs, nullptr);
+  const Outputs blank = blank_outputs(c.problem, prepared.inputs);
+  std::vector<Outputs> results;
+  Report report;
+  if (!run_case(buffers, device, repeat, report, [&] { results.push_back(buffers.results(blank)); })) return report;
+  report.outcome = Outcome::kPassed;
+  for (Outputs& got : results) {
+    if (c.sample > 0) {
+      got = oracle::take_sample(c.problem, prepared.sample, got);
+    } else {
+      buffers.excuse_unused_rows(got, prepared.exact);
+    }
+    judge_all(c, got, prepared.exact, prepared.plain, report);
+  }
+  judge_differences(c, device, report);
   return report;
 }
 

@@ -24,5 +24,6 @@ Command add_compile(CLI::App& parent);
 Command add_cache(CLI::App& parent);
 Command add_kernels(CLI::App& parent);
 Command add_report(CLI::App& parent);
+Command add_tune(CLI::App& parent);
 
 }  // namespace tessera::cli

@@ -1,6 +1,8 @@
 // `tessera doctor`: what is on this machine, what is missing, and what will be used.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "ops/format.h"
 #include "select/attention.h"
 #include "tessera/tessera.h"
+#include "tune/tuned.h"
 
 namespace tessera::cli {
 namespace {
@@ -117,6 +120,31 @@ Json report_cache() {
           {"reason", state.reason},       {"entries", entries},         {"bytes", bytes}};
 }
 
+Json report_tuning() {
+  const std::string file = tune::table_file();
+  Json json{{"file", file}, {"off", tune::tuning_forbidden()}, {"entries", 0}};
+  if (file.empty() || access(file.c_str(), F_OK) != 0) {
+    line("tuning", more("nothing was tuned: `tessera tune attention` does"));
+    return json;
+  }
+  const Result<tune::Table> table = tune::Table::open(file, tune::Table::Access::kRead);
+  const Result<std::vector<tune::Entry>> entries = table.ok() ? table->entries() : table.status();
+  if (!entries.ok()) {
+    line("tuning", missing(fmt::format("{}: not used", file)));
+    line("", more(entries.status().message()));
+    json["reason"] = entries.status().message();
+    return json;
+  }
+  const auto current = std::count_if(entries->begin(), entries->end(),
+                                     [](const tune::Entry& e) { return e.source == tune::source_hash(); });
+  json["entries"] = entries->size();
+  json["of_these_kernels"] = current;
+  line("tuning", good(fmt::format("{}, {} {}, {} of these kernels", file, entries->size(),
+                                  entries->size() == 1 ? "entry" : "entries", current)));
+  if (tune::tuning_forbidden()) line("", paint(Style::kWarn, "TESSERA_NO_TUNING is set: plans do not read it"));
+  return json;
+}
+
 // The ops that a GPU's kernels serve, asked for the most usual problem there is, in the type that every GPU has.
 std::vector<std::string> ops_served(const cuda::DeviceInfo& gpu) {
   std::vector<std::string> ops;
@@ -147,6 +175,7 @@ int run(const std::string& json_file) {
   json["cuda"] = report_cuda(&gpus);
   json["nvrtc"] = report_nvrtc(&nvrtc);
   json["cache"] = report_cache();
+  json["tuning"] = report_tuning();
 
   std::string verdict = "forward, backward and decode run on the CPU";
   std::vector<std::string> on_gpu;

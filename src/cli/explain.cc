@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <charconv>
 #include <deque>
 #include <map>
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/device.h"
 #include "tessera/tessera.h"
 
 namespace tessera::cli {
@@ -38,10 +40,11 @@ const std::map<std::string, tessera_dtype> kTypes{
 // Tensors without data: explain looks at shapes only.
 class Shapes {
  public:
+  explicit Shapes(tessera_device device) : device_(device) {}
   const tessera_tensor* add(tessera_dtype dtype, std::vector<std::int64_t> shape) {
     shapes_.push_back(std::move(shape));
     tessera_tensor t{};
-    t.device = {TESSERA_CPU, 0};
+    t.device = device_;
     t.ndim = static_cast<std::int32_t>(shapes_.back().size());
     t.dtype = dtype;
     t.shape = shapes_.back().data();
@@ -50,6 +53,7 @@ class Shapes {
   }
 
  private:
+  tessera_device device_;
   std::deque<std::vector<std::int64_t>> shapes_;
   std::deque<tessera_tensor> tensors_;
 };
@@ -108,20 +112,33 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
   return a;
 }
 
+// "cuda" and "cuda:N" are GPUs of this machine; anything else is an architecture.
+std::optional<tessera_device> present_gpu(const std::string& arch) {
+  if (arch == "cuda") return tessera_device{TESSERA_CUDA, 0};
+  std::int32_t index = 0;
+  const char* const end = arch.data() + arch.size();
+  if (arch.rfind("cuda:", 0) != 0) return std::nullopt;
+  const auto [stop, error] = std::from_chars(arch.data() + 5, end, index);
+  if (error != std::errc() || stop != end || index < 0) return std::nullopt;
+  return tessera_device{TESSERA_CUDA, index};
+}
+
 int run(const Options& o) {
-  Shapes shapes;
-  const tessera_attention args = arguments(o, shapes);
   Json answers = Json::array();
   bool first = true;
   for (const std::string& arch : o.archs) {
+    const std::optional<tessera_device> gpu = present_gpu(arch);
+    const char* const asked = gpu ? nullptr : arch.c_str();
+    Shapes shapes(gpu.value_or(tessera_device{TESSERA_CPU, 0}));
+    const tessera_attention args = arguments(o, shapes);
     std::size_t needed = 0;
-    tessera_status status = tessera_attention_explain(kOps.at(o.op), &args, arch.c_str(), nullptr, 0, &needed);
+    tessera_status status = tessera_attention_explain(kOps.at(o.op), &args, asked, nullptr, 0, &needed);
     std::string text(needed + 1, '\0');
     if (status == TESSERA_OK || status == TESSERA_UNSUPPORTED) {
-      status = tessera_attention_explain(kOps.at(o.op), &args, arch.c_str(), text.data(), text.size(), &needed);
+      status = tessera_attention_explain(kOps.at(o.op), &args, asked, text.data(), text.size(), &needed);
     }
     if (status != TESSERA_OK && status != TESSERA_UNSUPPORTED) {
-      return fail(status == TESSERA_INVALID_ARGUMENT ? kBadUsage : kCheckFailed, tessera_last_error());
+      return fail(static_cast<ExitCode>(exit_code_of(Status(status, ""))), tessera_last_error());
     }
     text.resize(text.find('\0'));
     fmt::print("{}{}{}", first ? "" : "\n", text, text.empty() || text.back() != '\n' ? "\n" : "");
@@ -178,7 +195,9 @@ Command add_explain(CLI::App& parent) {
   app->add_flag("--lse", o->lse, "With LSE as an output");
   app->add_flag("--dlse", o->dlse, "backward: with a gradient of LSE");
   app->add_flag("--deterministic", o->deterministic, "backward: bitwise equal from run to run");
-  app->add_option("--arch", o->archs, "cpu, sm_75 ... sm_90a, separated by commas; need not be present")
+  app->add_option("--arch", o->archs,
+                  "cpu, sm_75 ... sm_90a, which need not be present, or cuda:N, which is, with what was tuned on it; "
+                  "separated by commas")
       ->type_name("ARCH")
       ->delimiter(',')
       ->capture_default_str();
@@ -187,7 +206,8 @@ Command add_explain(CLI::App& parent) {
       "Examples:\n"
       "  tessera explain --sq 4096 --d 80 --causal\n"
       "  tessera explain --op decode --b 16 --sq 1 --sk 8192 --hq 32 --hkv 8 --d 128 --page-size 64 --arch sm_80\n"
-      "  tessera explain --op backward --sq 512 --sk 2048 --causal bottom_right --arch cpu,sm_75,sm_90a");
+      "  tessera explain --op backward --sq 512 --sk 2048 --causal bottom_right --arch cpu,sm_75,sm_90a\n"
+      "  tessera explain --b 2 --sq 8192 --hq 16 --d 128 --causal --arch cuda:0");
   return {app, [o] { return run(*o); }};
 }
 

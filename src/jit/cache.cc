@@ -258,6 +258,11 @@ std::string checksum_bytes(std::string_view before) {
   return w.take();
 }
 
+Status check_folder(const std::string& path, bool create) {
+  const auto folder = open_folder(path, create);
+  return folder.ok() ? Status() : folder.status();
+}
+
 DiskCache DiskCache::from_environment() {
   const auto value = [](const char* name) {
     const char* text = std::getenv(name);

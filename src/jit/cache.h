@@ -40,6 +40,9 @@ struct CacheEntry {
   bool valid = false;
 };
 
+// OK where the folder is there (or was made, if `create`), belongs to this user and is writable by nobody else.
+Status check_folder(const std::string& path, bool create);
+
 class DiskCache {
  public:
   explicit DiskCache(std::string directory) : directory_(std::move(directory)) {}

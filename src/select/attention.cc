@@ -169,6 +169,22 @@ constexpr Implementation kImplementations[] = {
     {"cpu_attention", cpu_refuses, cpu_offers},
 };
 
+// The tuned Config as a candidate that is better than all others; what the selector offers of the same is taken away.
+void put_first(const TunedForward& tuned, std::vector<Candidate>& candidates) {
+  Candidate best;
+  best.kernel = kernel_name(tuned.config);
+  best.config = instance_of(tuned.config).config;
+  if (const auto* config = std::get_if<AttentionForwardConfig>(&tuned.config)) best.forward = *config;
+  if (const auto* config = std::get_if<AttentionForwardSm90Config>(&tuned.config)) {
+    best.forward_sm90 = *config;
+    best.workspace = forward_sm90_workspace(*config);
+  }
+  best.score = candidates.empty() ? 1 : 2 * candidates.front().score;
+  best.why = format("tuned on this GPU: {:.1f} us, default {:.1f} us", tuned.microseconds, tuned.default_microseconds);
+  std::erase_if(candidates, [&](const Candidate& c) { return c.config == best.config; });
+  candidates.insert(candidates.begin(), std::move(best));
+}
+
 std::string human_bytes(std::size_t bytes) {
   if (bytes < 1024) return format("{} B", bytes);
   if (bytes < 1024 * 1024) return format("{:.1f} KiB", static_cast<double>(bytes) / 1024);
@@ -177,7 +193,7 @@ std::string human_bytes(std::size_t bytes) {
 
 }  // namespace
 
-Selection select_attention(const AttentionProblem& problem, const Device& device) {
+Selection select_attention(const AttentionProblem& problem, const Device& device, const TunedForward* tuned) {
   Selection selection;
   for (const Implementation& implementation : kImplementations) {
     if (auto reason = implementation.refuses(problem, device)) {
@@ -190,6 +206,10 @@ Selection select_attention(const AttentionProblem& problem, const Device& device
   }
   std::stable_sort(selection.candidates.begin(), selection.candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
+  if (tuned == nullptr || !fits(tuned->config, problem, device)) return selection;
+  const bool refused = std::any_of(selection.refusals.begin(), selection.refusals.end(),
+                                   [&](const Refusal& r) { return r.kernel == kernel_name(tuned->config); });
+  if (!refused) put_first(*tuned, selection.candidates);
   return selection;
 }
 

@@ -9,6 +9,7 @@
 #include "ops/attention.h"
 #include "select/device.h"
 #include "select/kernels.h"
+#include "select/search_space.h"
 
 namespace tessera::select {
 
@@ -33,7 +34,15 @@ struct Selection {
   std::vector<Refusal> refusals;
 };
 
-Selection select_attention(const AttentionProblem& problem, const Device& device);
+// What was found to be the fastest for such a problem, by measuring.
+struct TunedForward {
+  ForwardConfig config;
+  double microseconds = 0;
+  double default_microseconds = 0;  // of the selector's own choice, in the same run
+};
+
+// tuned: comes first, where it fits and its kernel takes the problem; else it is ignored. May be null.
+Selection select_attention(const AttentionProblem& problem, const Device& device, const TunedForward* tuned = nullptr);
 
 // The selection as a person reads it; the first line is the problem.
 std::string explain(const AttentionProblem& problem, const Device& device, const Selection& selection);

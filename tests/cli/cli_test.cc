@@ -59,8 +59,9 @@ bool holds(const std::string& text, const std::string& part) { return text.find(
 TEST_F(Cli, every_command_has_help_with_examples) {
   const Answer all = run("--help");
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels", "report"}) {
-    EXPECT_TRUE(holds(all.text, command));
+  for (const char* command :
+       {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels", "report", "tune", "tune attention"}) {
+    EXPECT_TRUE(holds(all.text, std::string(command).substr(0, 4)));
     const Answer help = run(std::string(command) + " --help");
     EXPECT_EQ(help.code, 0) << command;
     EXPECT_TRUE(holds(help.text, "Examples:")) << command;
@@ -93,6 +94,14 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
       {"explain --hq 8 --hkv 3", "8"},
       {"compile --arch sm_12", "sm_12"},
       {"cache", "subcommand"},
+      {"tune", "tune attention"},
+      {"tune attention --cases no_such_case", "no_such_case"},
+      {"tune attention --cases fwd --dim 64", "--cases"},
+      {"tune attention --heads 8 --heads-kv 3", "--heads-kv"},
+      {"tune attention --budget 0", "--budget"},
+      {"tune attention --dry-run --arch sm_12", "sm_12"},
+      {"tune attention --list", "--list"},
+      {"tune --list --clear", "--clear"},
       {"doctor --nonsense", "--nonsense"},
       {"doctor --json /nonexistent/folder/file", "/nonexistent/folder/file"},
   };
@@ -107,9 +116,86 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
 TEST_F(Cli, a_device_or_a_compiler_that_is_not_there_exits_with_3) {
   const Answer device = run("verify --device cuda:9999");
   EXPECT_EQ(device.code, 3) << device.text;
+  for (const char* command : {"tune attention --device cuda:9999 --dim 64", "explain --arch cuda:9999"}) {
+    const Answer answer = run(command);
+    EXPECT_EQ(answer.code, 3) << answer.text;
+    EXPECT_TRUE(holds(answer.text, "error: ")) << answer.text;
+  }
+  EXPECT_FALSE(std::filesystem::exists(file("cache/tuning.sqlite")));
   const Answer compiler = run("compile", "TESSERA_NVRTC=" + file("nothing.so"));
   EXPECT_EQ(compiler.code, 3) << compiler.text;
   EXPECT_TRUE(holds(compiler.text, "nothing.so"));
+}
+
+TEST_F(Cli, tune_says_without_a_gpu_what_it_would_search) {
+  const Answer answer = run("tune attention --dim 80 --dry-run --arch sm_90a --json " + file("space.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json found = json("space.json")["problems"];
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_GT(found[0]["configs"].size(), 500U);
+  EXPECT_TRUE(holds(answer.text, std::to_string(found[0]["configs"].size()))) << answer.text;
+  const Answer older =
+      run("tune attention --cases fwd/bf16/b8_sq2048 --dry-run --arch sm_80 --json " + file("80.json"));
+  EXPECT_EQ(older.code, 0) << older.text;
+  EXPECT_EQ(json("80.json")["problems"].size(), 8U) << "four head dims, causal and not";
+  EXPECT_LE(json("80.json")["problems"][0]["configs"].size(), 3U) << "the portable kernel's alone";
+}
+
+// On a driver that computes on the host and says that less shared memory is faster.
+constexpr const char* kFakeGpu = "LD_LIBRARY_PATH=" TESSERA_FAKE_DRIVER "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}";
+constexpr const char* kSmallProblem = "tune attention --dim 16 --seq 500 --heads 2 --batch 1 --budget 5 --json ";
+
+TEST_F(Cli, tune_keeps_the_winner_and_plans_take_it) {
+  const Answer tuned = run(kSmallProblem + file("tune.json"), kFakeGpu);
+  ASSERT_EQ(tuned.code, 0) << tuned.text;
+  EXPECT_TRUE(holds(tuned.text, "gain")) << tuned.text;
+  const Json problem = json("tune.json")["problems"][0];
+  EXPECT_NEAR(problem["default"]["us"].get<double>(), 110, 0.01) << "128 x 96";
+  EXPECT_NEAR(problem["winner"]["us"].get<double>(), 106, 0.01) << "64 x 64";
+  EXPECT_EQ(problem["trials"].size(), 3U);
+  const Answer list = run("tune --list --json " + file("list.json"));
+  EXPECT_EQ(list.code, 0) << list.text;
+  const Json entries = json("list.json")["entries"];
+  ASSERT_EQ(entries.size(), 1U);
+  EXPECT_EQ(entries[0]["config"], problem["winner"]["config"]);
+  EXPECT_EQ(entries[0]["gpu"], "Fake GPU, sm_80");
+  EXPECT_FALSE(entries[0]["stale"].get<bool>());
+
+  const std::string explain = "explain --sq 520 --hq 2 --d 16 --arch cuda:0";
+  const std::string chosen = "chosen  attention_forward " + problem["winner"]["config"].get<std::string>();
+  const Answer after = run(explain, kFakeGpu);
+  EXPECT_EQ(after.code, 0) << after.text;
+  EXPECT_TRUE(holds(after.text, chosen)) << after.text;
+  EXPECT_TRUE(holds(after.text, "tuned on this GPU: 106.0 us, default 110.0 us")) << after.text;
+  EXPECT_TRUE(holds(run("doctor").text, "tuning.sqlite, 1 entry, 1 of these kernels"));
+  const std::string off = std::string(kFakeGpu) + " TESSERA_NO_TUNING=1";
+  EXPECT_FALSE(holds(run(explain, off).text, "tuned")) << "turned off";
+  EXPECT_FALSE(holds(run(explain + " --causal", kFakeGpu).text, "tuned")) << "another class";
+  EXPECT_TRUE(holds(run("tune --clear").text, "removed 1 entry"));
+  EXPECT_FALSE(holds(run(explain, kFakeGpu).text, "tuned")) << "cleared";
+}
+
+TEST_F(Cli, tune_disqualifies_what_computes_wrong_or_takes_the_gpu_with_it) {
+  for (const char* bad : {"wrong", "fault"}) {
+    const Answer answer =
+        run(kSmallProblem + file("tune.json"), std::string(kFakeGpu) + " FAKE_CUDA_BAD_SMEM=6144 FAKE_CUDA_BAD=" + bad);
+    EXPECT_EQ(answer.code, 0) << answer.text;
+    const Json problem = json("tune.json")["problems"][0];
+    EXPECT_EQ(problem["winner"]["config"], problem["default"]["config"]) << bad;
+    int disqualified = 0;
+    for (const Json& trial : problem["trials"]) {
+      if (trial["state"] != "wrong") continue;
+      ++disqualified;
+      EXPECT_FALSE(trial.contains("us")) << "timed all the same";
+      EXPECT_TRUE(holds(answer.text, trial["reason"].get<std::string>())) << answer.text;
+    }
+    EXPECT_EQ(disqualified, 2) << answer.text;
+    EXPECT_EQ(holds(answer.text, "lost 2 times"), std::string(bad) == "fault") << answer.text;
+  }
+  const Answer hopeless =
+      run(kSmallProblem + file("tune.json"), std::string(kFakeGpu) + " FAKE_CUDA_BAD_SMEM=10240 FAKE_CUDA_BAD=wrong");
+  EXPECT_EQ(hopeless.code, 1) << "the default itself is wrong\n" << hopeless.text;
+  EXPECT_TRUE(holds(hopeless.text, "the selector's own choice is wrong")) << hopeless.text;
 }
 
 TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {

@@ -24,7 +24,7 @@ size=$(stat -Lc %s "$lib/libtessera.so")
 [ "$size" -lt $((5 * 1024 * 1024)) ] || { echo "consumer: libtessera.so has $size bytes; under 5 MB was promised" >&2; exit 1; }
 needed=$(readelf -d "$lib/libtessera.so" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p' | sort | tr '\n' ' ')
 case " $needed" in
-  *cuda* | *nvrtc* | *hwy* | *fmt*) echo "consumer: libtessera.so links to $needed" >&2; exit 1 ;;
+  *cuda* | *nvrtc* | *hwy* | *fmt* | *sqlite*) echo "consumer: libtessera.so links to $needed" >&2; exit 1 ;;
 esac
 exported=$(nm -D --defined-only "$lib/libtessera.so" | awk '{print $3}' | sed 's/@.*//' | grep -v '^tessera_' || true)
 [ -z "$exported" ] || { echo "consumer: libtessera.so exports more than the C ABI: $exported" >&2; exit 1; }

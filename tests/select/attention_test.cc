@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <set>
 
 #include "ops/attention_backward.h"
 #include "select/device.h"
@@ -130,6 +132,165 @@ TEST(Select, a_backward_s_workspace_is_linear_in_the_sequence) {
   // Sums of 2 sequences start at multiples of 64 rows: 150 + 2 * 64 rows, rounded down to 64.
   const auto configs = backward_configs(90, DType::kFloat16, 80, 80, 8, false, false, false).front();
   EXPECT_EQ(*backward_workspace(packed, configs), 2u * 2560 + 256 * 80 * 4 * 4);
+}
+
+AttentionForwardSm90Config& hopper(ForwardConfig& config) { return std::get<AttentionForwardSm90Config>(config); }
+
+ForwardConfig some_hopper_config(const AttentionProblem& p) {
+  return forward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), p.causal, false).front();
+}
+
+TEST(SearchSpace, every_config_fits_and_comes_once_for_every_head_dim_and_gpu) {
+  for (const Device& gpu : gpus()) {
+    for (std::int64_t dim = 8; dim <= 256; dim += 8) {
+      for (const bool causal : {false, true}) {
+        for (const float softcap : {0.0f, 30.0f}) {
+          AttentionProblem p = problem(AttentionOp::kForward, 2048, dim);
+          p.causal = causal;
+          p.softcap = softcap;
+          std::vector<std::string> texts;
+          for (const ForwardConfig& config : forward_search_space(p, gpu)) {
+            EXPECT_TRUE(fits(config, p, gpu)) << instance_of(config).config;
+            EXPECT_LE(instance_of(config).dynamic_smem_bytes, gpu.shared_memory_per_block);
+            texts.push_back(instance_of(config).config);
+          }
+          ASSERT_FALSE(texts.empty());
+          EXPECT_EQ(texts.front(), select_attention(p, gpu).candidates.front().config) << "the default comes first";
+          std::sort(texts.begin(), texts.end());
+          EXPECT_EQ(std::adjacent_find(texts.begin(), texts.end()), texts.end()) << gpu.name << " " << dim;
+        }
+      }
+    }
+  }
+}
+
+TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_registers_hold) {
+  const Device gpu = *cuda_device("sm_90a");
+  std::set<int> consumers, stages, blocks, panels, polynomials, ping_pong, tickets, portable;
+  for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 80), gpu)) {
+    if (std::holds_alternative<AttentionForwardConfig>(config)) {
+      portable.insert(std::get<AttentionForwardConfig>(config).block_q);
+      continue;
+    }
+    const AttentionForwardSm90Config& c = hopper(config);
+    consumers.insert(c.consumers);
+    stages.insert(c.stages);
+    blocks.insert(c.blocks);
+    panels.insert(c.narrowest_panel);
+    polynomials.insert(c.polynomial);
+    ping_pong.insert(c.ping_pong ? 1 : 0);
+    tickets.insert(c.tickets ? 1 : 0);
+    EXPECT_EQ(c.block_k % 16, 0);
+    EXPECT_TRUE(c.blocks == 1 || c.consumers == 1);
+    EXPECT_FALSE(c.ping_pong && c.consumers == 1);
+    EXPECT_LE(c.block_k / 2 + c.block_k / 4 + c.dim_v / 2 + 32, c.consumers == 3 ? 160 : 255) << c.block_k;
+  }
+  EXPECT_EQ(consumers, (std::set<int>{1, 2, 3}));
+  EXPECT_EQ(stages, (std::set<int>{2, 3, 4}));
+  EXPECT_EQ(blocks, (std::set<int>{1, 2}));
+  EXPECT_EQ(panels, (std::set<int>{16, 64}));
+  EXPECT_EQ(polynomials, (std::set<int>{0, 1, 2}));
+  EXPECT_EQ(ping_pong, (std::set<int>{0, 1}));
+  EXPECT_EQ(tickets, (std::set<int>{0, 1}));
+  EXPECT_FALSE(portable.empty()) << "the portable kernel competes too";
+  for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 128), gpu)) {
+    if (std::holds_alternative<AttentionForwardConfig>(config)) continue;
+    EXPECT_EQ(hopper(config).narrowest_panel, 64);
+  }
+}
+
+TEST(SearchSpace, is_empty_where_no_gpu_kernel_serves_and_portable_where_hoppers_does_not) {
+  EXPECT_TRUE(forward_search_space(problem(AttentionOp::kForward, 512, 64), cpu_device(2)).empty());
+  EXPECT_TRUE(forward_search_space(problem(AttentionOp::kForward, 512, 260), *cuda_device("sm_90a")).empty());
+  EXPECT_TRUE(forward_search_space(problem(AttentionOp::kBackward, 512, 64), *cuda_device("sm_90a")).empty());
+  AttentionProblem unaligned = problem(AttentionOp::kForward, 512, 64);
+  unaligned.vectors = unaligned.tensor_maps = false;
+  for (const auto& space : {forward_search_space(unaligned, *cuda_device("sm_90a")),
+                            forward_search_space(problem(AttentionOp::kForward, 512, 64), *cuda_device("sm_80"))}) {
+    EXPECT_FALSE(space.empty());
+    for (const ForwardConfig& config : space) EXPECT_TRUE(std::holds_alternative<AttentionForwardConfig>(config));
+  }
+}
+
+TEST(SearchSpace, a_config_s_text_gives_back_the_config_and_any_other_text_nothing) {
+  const Device gpu = *cuda_device("sm_90a");
+  AttentionProblem p = problem(AttentionOp::kForward, 2048, 72);
+  p.causal = true;
+  for (const ForwardConfig& config : forward_search_space(p, gpu)) {
+    const std::string text = instance_of(config).config;
+    const auto back = forward_config_from_text(text);
+    ASSERT_TRUE(back) << text;
+    EXPECT_EQ(instance_of(*back), instance_of(config));
+    EXPECT_EQ(genes_of(*back), genes_of(config));
+  }
+  const std::string text = instance_of(some_hopper_config(p)).config;
+  for (const auto& [from, to] : {std::pair<const char*, const char*>{".stages = 2", ".stages = two"},
+                                 {".stages = 2", ".stages = 2.5"},
+                                 {".stages = 2, ", ""},
+                                 {".stages = 2", ".stages = 2, .stages = 3"},
+                                 {"true", "maybe"},
+                                 {"kFloat16", "kFloat8"},
+                                 {"AttentionForwardSm90Config", "AttentionBackwardConfig"},
+                                 {"}", ""}}) {
+    std::string other = text;
+    other.replace(other.find(from), std::string(from).size(), to);
+    EXPECT_FALSE(forward_config_from_text(other)) << other;
+  }
+}
+
+TEST(Select, a_tuned_config_comes_first_and_says_so) {
+  const Device gpu = *cuda_device("sm_90a");
+  AttentionProblem p = problem(AttentionOp::kForward, 2048, 128);
+  ForwardConfig config = some_hopper_config(p);
+  hopper(config).block_k = 96;
+  hopper(config).tickets = true;
+  const TunedForward tuned{config, 123.45, 150};
+  const Selection plain = select_attention(p, gpu);
+  const Selection selection = select_attention(p, gpu, &tuned);
+  const Candidate& first = selection.candidates.front();
+  EXPECT_EQ(first.kernel, "attention_forward_sm90");
+  EXPECT_EQ(first.config, instance_of(config).config);
+  ASSERT_TRUE(first.forward_sm90);
+  EXPECT_GT(first.workspace, 0U) << "tickets";
+  EXPECT_EQ(first.why, "tuned on this GPU: 123.5 us, default 150.0 us");
+  EXPECT_GT(first.score, selection.candidates[1].score);
+  EXPECT_EQ(selection.candidates.size(), plain.candidates.size() + 1);
+  EXPECT_NE(explain(p, gpu, selection).find("chosen  attention_forward_sm90"), std::string::npos);
+  // One that is offered anyway is moved, not doubled.
+  const TunedForward offered{some_hopper_config(p), 1, 2};
+  EXPECT_EQ(select_attention(p, gpu, &offered).candidates.size(), plain.candidates.size());
+  const TunedForward portable{*select_attention(p, *cuda_device("sm_90a")).candidates.front().forward, 1, 2};
+  EXPECT_EQ(select_attention(p, gpu, &portable).candidates.front().why, "tuned on this GPU: 1.0 us, default 2.0 us");
+}
+
+TEST(Select, a_tuned_config_that_does_not_fit_is_ignored) {
+  const Device gpu = *cuda_device("sm_90a");
+  const AttentionProblem p = problem(AttentionOp::kForward, 2048, 128);
+  const auto is_taken = [&](const AttentionProblem& asked, const Device& device,
+                            const std::function<void(AttentionForwardSm90Config&)>& change) {
+    ForwardConfig config = some_hopper_config(p);
+    hopper(config).tickets = true;  // no default
+    change(hopper(config));
+    const TunedForward tuned{config, 1, 2};
+    const Selection selection = select_attention(asked, device, &tuned);
+    return selection.candidates.front().why.find("tuned") != std::string::npos;
+  };
+  EXPECT_TRUE(is_taken(p, gpu, [](auto&) {}));
+  EXPECT_FALSE(is_taken(p, *cuda_device("sm_80"), [](auto&) {}));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.stages = 4; })) << "shared memory";
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.consumers = 4; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.block_k = 72; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.blocks = 2; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dim_v = 64; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dtype = DType::kBFloat16; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.banded = true; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.general = true; }));
+  AttentionProblem other = p;
+  other.tensor_maps = false;
+  EXPECT_FALSE(is_taken(other, gpu, [](auto&) {})) << "the copy engine cannot read it";
+  other = p;
+  other.op = AttentionOp::kBackward;
+  EXPECT_FALSE(is_taken(other, gpu, [](auto&) {}));
 }
 
 }  // namespace
