@@ -211,7 +211,7 @@ TEST_F(Cli, kernels_from_a_folder_are_named_and_never_recorded_as_verified) {
 }
 
 // The same program, linked with a tessera_plan_run that spoils one value (wrong_result.cc).
-TEST_F(Cli, a_wrong_result_fails_verify_and_is_marked_wrong_and_not_timed_by_bench) {
+TEST_F(Cli, a_wrong_result_fails_verify_and_has_no_time_but_a_mark_in_bench) {
   const std::string filter = " --suite quick --filter fp32/b1_sq65_sk65_h2:1_d64 --json " + file("wrong.json");
   const Answer verify = run_program(TESSERA_WRONG_PROGRAM, "verify" + filter);
   EXPECT_EQ(verify.code, 1) << verify.text;
