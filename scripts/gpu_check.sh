@@ -14,6 +14,8 @@ out=$(cd "$out" && pwd)
 build=${BUILD:-build}
 python=${PYTHON:-python3}
 tessera=$build/bin/tessera
+# Results speak of the library as it is built.
+[ -z "${TESSERA_KERNEL_SOURCES:-}" ] || { echo "TESSERA_KERNEL_SOURCES is set: unset it first"; exit 1; }
 [ -x "$tessera" ] || make build BUILD="$build" || exit 1
 
 begin=$SECONDS

@@ -272,6 +272,7 @@ int run(const Options& o) {
             {"device", (*device)->name()},
             {"arch_code", o.arch_code},
             {"suite", suite}};
+  if (!(*device)->is_cpu()) note_sources(json);
   Ceilings ceilings;
   KernelBench kernels;
   if (const auto state = gpu_state((*device)->cuda_index()); state) json["gpu_before"] = json_of(*state);

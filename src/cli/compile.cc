@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
+#include "cli/kernel_record.h"
 #include "jit/gate.h"
 #include "jit/nvrtc.h"
 #include "select/kernels.h"
@@ -105,11 +106,12 @@ int run(const Options& o) {
   fmt::print("\n{} of {} passed in {}, NVRTC {}.{}\n", report.rows.size() - static_cast<std::size_t>(bad),
              report.rows.size(), seconds_text(report.seconds), nvrtc->major, nvrtc->minor);
 
-  const Json json{{"nvrtc", fmt::format("{}.{}", nvrtc->major, nvrtc->minor)},
-                  {"archs", o.archs},
-                  {"failed", bad},
-                  {"seconds", report.seconds},
-                  {"rows", rows}};
+  Json json{{"nvrtc", fmt::format("{}.{}", nvrtc->major, nvrtc->minor)},
+            {"archs", o.archs},
+            {"failed", bad},
+            {"seconds", report.seconds},
+            {"rows", rows}};
+  note_sources(json);
   if (const int code = write_json(o.json, json); code != kSuccess) return code;
   return bad == 0 ? kSuccess : kCheckFailed;
 }

@@ -90,6 +90,11 @@ Json report_nvrtc(bool* there) {
       line("", more(fmt::format("{} ({}{})", place.path, place.reason, place.exists ? "" : ", not there")));
     json["places"].push_back({{"path", place.path}, {"reason", place.reason}, {"exists", place.exists}});
   }
+  if (const jit::KernelSources& sources = jit::kernel_sources(); !sources.folder.empty()) {
+    const std::string text = fmt::format("kernels come from {} (TESSERA_KERNEL_SOURCES)", sources.folder);
+    line("", paint(Style::kWarn, sources.status.ok() ? text : sources.status.message()));
+    json["kernel_sources"] = sources.folder;
+  }
   if (jit::compiling_forbidden()) {
     line("", paint(Style::kWarn, "TESSERA_NO_COMPILE is set: kernels come from the cache only"));
     json["compiling_forbidden"] = true;

@@ -90,7 +90,24 @@ std::vector<KernelState> kernel_states(const std::string& results) {
   return states;
 }
 
+Status may_record() {
+  const std::string& folder = jit::kernel_sources().folder;
+  if (folder.empty()) return {};
+  return {TESSERA_INVALID_ARGUMENT,
+          fmt::format("--record is for the kernels that the library holds, not for those in {} "
+                      "(TESSERA_KERNEL_SOURCES)",
+                      folder)};
+}
+
+void note_sources(Json& json) {
+  const std::string& folder = jit::kernel_sources().folder;
+  if (folder.empty()) return;
+  fmt::print("{}\n", paint(Style::kWarn, fmt::format("kernels come from {} (TESSERA_KERNEL_SOURCES)", folder)));
+  json["kernel_sources"] = folder;
+}
+
 Status record_verified(const std::string& file, const std::vector<std::string>& headers, const Proof& proof) {
+  if (Status s = may_record(); !s.ok()) return s;
   Json record = read_record(file);
   for (const std::string& header : headers) {
     Json& entry = record["kernels"][header];

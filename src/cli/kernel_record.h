@@ -31,6 +31,12 @@ struct Proof {
   std::string by;  // "verify full, 1322 cases"
 };
 
+// Refuses where kernels come from a folder (TESSERA_KERNEL_SOURCES): a record speaks of the library.
+Status may_record();
+
+// Prints and adds to the JSON that kernels come from a folder, where they do.
+void note_sources(Json& json);
+
 // Writes into the record that these kernels, as they are now, were verified. What it says of older code of theirs goes.
 Status record_verified(const std::string& file, const std::vector<std::string>& headers, const Proof& proof);
 

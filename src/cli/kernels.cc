@@ -8,6 +8,7 @@
 #include "cli/console.h"
 #include "cli/kernel_record.h"
 #include "cuda/code_arch.h"
+#include "jit/sources.h"
 
 namespace tessera::cli {
 namespace {
@@ -29,6 +30,7 @@ int record(const Options& o) {
     }
   }
   if (o.only.empty() || o.by.empty()) return fail(kBadUsage, "--record needs --kernel and --by");
+  if (const Status s = may_record(); !s.ok()) return fail(kBadUsage, s.message());
   const Result<cuda::DeviceInfo> info = cuda::device(0);
   if (!info.ok()) return fail(kMissing, info.status().message());
   const Status s = record_verified(o.record, o.only, {cuda::arch_of(*info), info->name, o.by});
@@ -37,6 +39,7 @@ int record(const Options& o) {
 
 int run(const Options& o) {
   if (!o.record.empty()) return record(o);
+  if (const Status& s = jit::kernel_sources().status; !s.ok()) return fail(kBadUsage, s.message());
   using Verified = KernelState::Verified;
   const std::vector<KernelState> states = kernel_states(o.results);
   Json json = Json::array();
@@ -55,7 +58,9 @@ int run(const Options& o) {
     fmt::print("{} of {} kernels have not been verified on a GPU as they are now: scripts/gpu_check.sh does it\n",
                stale, states.size());
   }
-  if (const int code = write_json(o.json, {{"kernels", json}}); code != kSuccess) return code;
+  Json all{{"kernels", json}};
+  note_sources(all);
+  if (const int code = write_json(o.json, all); code != kSuccess) return code;
   return o.strict && stale > 0 ? kCheckFailed : kSuccess;
 }
 

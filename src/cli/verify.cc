@@ -41,6 +41,7 @@ int run(const Options& o) {
   if (!o.record.empty() && (o.device == "cpu" || o.suite != "full" || !o.filter.empty())) {
     return fail(kBadUsage, "--record is for the whole suite full on a GPU");
   }
+  if (const Status s = may_record(); !o.record.empty() && !s.ok()) return fail(kBadUsage, s.message());
   // Cases side by side, each with a device of its own: the oracle is what takes time. A long case has the machine to
   // itself.
   const bool sampled = std::any_of(list.begin(), list.end(), [](const cases::Case& c) { return c.sample > 0; });
@@ -123,20 +124,21 @@ int run(const Options& o) {
     fmt::print("each case {} times: {} gave results that are not bitwise equal\n", o.repeat, differing);
   }
 
-  const Json json{{"date", today()},
-                  {"version", tessera_version()},
-                  {"suite", o.suite},
-                  {"device", device},
-                  {"arch_code", o.arch_code},
-                  {"seed", o.seed},
-                  {"repeat", o.repeat},
-                  {"passed", count[Outcome::kPassed]},
-                  {"failed", bad},
-                  {"refused", count[Outcome::kRefused]},
-                  {"worst_error_over_allowed", worst},
-                  {"worst_case", worst_case},
-                  {"seconds", seconds},
-                  {"cases", json_cases}};
+  Json json{{"date", today()},
+            {"version", tessera_version()},
+            {"suite", o.suite},
+            {"device", device},
+            {"arch_code", o.arch_code},
+            {"seed", o.seed},
+            {"repeat", o.repeat},
+            {"passed", count[Outcome::kPassed]},
+            {"failed", bad},
+            {"refused", count[Outcome::kRefused]},
+            {"worst_error_over_allowed", worst},
+            {"worst_case", worst_case},
+            {"seconds", seconds},
+            {"cases", json_cases}};
+  if (!devices.front()->is_cpu()) note_sources(json);
   if (const int code = write_json(o.json, json); code != kSuccess) return code;
   if (!o.record.empty() && bad == 0) {
     std::set<std::string> headers;

@@ -76,6 +76,7 @@ std::vector<std::string> compile_options(const Target& target) {
 }
 
 Result<Key> key_of(const CompileRequest& request) {
+  if (const Status& s = kernel_sources().status; !s.ok()) return s;
   const auto compiler = nvrtc_info();
   if (!compiler.ok()) return compiler.status();
   KeyText text;
@@ -91,6 +92,7 @@ Result<Key> key_of(const CompileRequest& request) {
 }
 
 Result<std::shared_ptr<const Image>> compile(const CompileRequest& request) {
+  if (const Status& s = kernel_sources().status; !s.ok()) return s;
   const KernelInstance& instance = request.instance;
   auto output = nvrtc_compile(instance.name, program_text(instance), reachable(instance.header, request.extra_sources),
                               all_options(request), request.target.ptx);

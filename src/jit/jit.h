@@ -1,8 +1,9 @@
 // A kernel instance and a target → a compiled image: from memory, from disk, or from NVRTC.
 //
 // An instance names a header under kernels/, a function template in it, and a Config as text; the program that NVRTC
-// gets is those put together (program_text). Environment: TESSERA_CACHE_DIR (cache.h), TESSERA_NVRTC (nvrtc.h) and
-// TESSERA_NO_COMPILE=1, which makes a kernel that is in no cache an error instead of compiling it.
+// gets is those put together (program_text). Environment: TESSERA_CACHE_DIR (cache.h), TESSERA_NVRTC (nvrtc.h),
+// TESSERA_KERNEL_SOURCES (sources.h) and TESSERA_NO_COMPILE=1, which makes a kernel that is in no cache an error
+// instead of compiling it.
 #pragma once
 
 #include <memory>
@@ -48,7 +49,7 @@ std::vector<std::string> compile_options(const Target& target);
 struct CompileRequest {
   KernelInstance instance;
   Target target;
-  std::vector<Source> extra_sources = {};  // found before the embedded ones
+  std::vector<Source> extra_sources = {};  // found before kernel_sources()
   std::vector<std::string> extra_options = {};
 };
 

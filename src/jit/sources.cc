@@ -1,20 +1,55 @@
 #include "jit/sources.h"
 
+#include <algorithm>
 #include <cctype>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <mutex>
+#include <sstream>
+#include <system_error>
 
 #include "jit/hash.h"
+#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
 
-const Source* find(std::string_view path, const std::vector<Source>& extra) {
-  for (const std::vector<Source>* list : {&extra, &embedded_sources()}) {
-    for (const Source& source : *list) {
-      if (source.path == path) return &source;
+namespace fs = std::filesystem;
+
+const Source* find(std::string_view path, const std::vector<Source>& list) {
+  const auto at = std::find_if(list.begin(), list.end(), [&](const Source& source) { return source.path == path; });
+  return at == list.end() ? nullptr : &*at;
+}
+
+KernelSources read_folder(const std::string& folder) {
+  const auto refused = [&](const std::string& reason) {
+    return KernelSources{
+        {}, folder, Status(TESSERA_COMPILE_FAILED, format("TESSERA_KERNEL_SOURCES is '{}': {}", folder, reason))};
+  };
+  KernelSources sources{{}, folder, {}};
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const fs::path& path = at->path();
+    if (path.extension() != ".h" && path.extension() != ".cuh") continue;
+    std::ifstream in(path, std::ios::binary);
+    std::ostringstream text;
+    text << in.rdbuf();
+    if (!in) return refused("cannot read " + path.string());
+    sources.files.push_back({path.lexically_relative(folder).generic_string(), text.str()});
+  }
+  if (error) return refused(error.message());
+  // Params and Configs are the host's too, which was built with its own.
+  for (const Source& built : embedded_sources()) {
+    if (built.path.rfind("contract/", 0) != 0) continue;
+    const Source* here = find(built.path, sources.files);
+    if (here == nullptr) return refused(format("there is no {} in it, as there is in kernels/", built.path));
+    if (strip_comments(here->text) != strip_comments(built.text)) {
+      return refused(format("its {} is not the one that the library was built with: build it anew", built.path));
     }
   }
-  return nullptr;
+  return sources;
 }
 
 // Paths named by lines of the form #include "path".
@@ -32,6 +67,18 @@ std::vector<std::string_view> included_by(std::string_view text) {
 
 }  // namespace
 
+// None of it is ever destroyed: a thread may still compile while the process ends.
+const KernelSources& kernel_sources() {
+  static const auto* const embedded = new KernelSources{embedded_sources(), {}, {}};
+  const char* const folder = std::getenv("TESSERA_KERNEL_SOURCES");
+  if (folder == nullptr || *folder == '\0') return *embedded;
+  static std::mutex mutex;
+  static auto* const folders = new std::map<std::string, KernelSources>;
+  const std::lock_guard lock(mutex);
+  const auto known = folders->find(folder);
+  return known != folders->end() ? known->second : folders->emplace(folder, read_folder(folder)).first->second;
+}
+
 std::vector<const Source*> reachable(std::string_view header, const std::vector<Source>& extra) {
   std::map<std::string_view, const Source*> found;
   std::vector<std::string_view> pending = {header};
@@ -40,6 +87,7 @@ std::vector<const Source*> reachable(std::string_view header, const std::vector<
     pending.pop_back();
     if (found.count(path) > 0) continue;
     const Source* source = find(path, extra);
+    if (source == nullptr) source = find(path, kernel_sources().files);
     if (source == nullptr) continue;
     found.emplace(source->path, source);
     for (std::string_view next : included_by(source->text)) pending.push_back(next);

@@ -32,8 +32,12 @@ class Cli : public testing::Test {
 
   // `environment` goes before the program: NAME=value ...
   Answer run(const std::string& arguments, const std::string& environment = "") const {
+    return run_program(TESSERA_PROGRAM, arguments, environment);
+  }
+  Answer run_program(const std::string& program, const std::string& arguments,
+                     const std::string& environment = "") const {
     const std::string command =
-        "TESSERA_CACHE_DIR=" + file("cache") + " " + environment + " " TESSERA_PROGRAM " " + arguments + " 2>&1";
+        "TESSERA_CACHE_DIR=" + file("cache") + " " + environment + " " + program + " " + arguments + " 2>&1";
     Answer answer;
     FILE* pipe = popen(command.c_str(), "r");
     if (pipe == nullptr) return answer;
@@ -265,6 +269,59 @@ TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
   EXPECT_EQ(changed.code, 1);
   EXPECT_TRUE(holds(changed.text, "attention/forward.cuh  changed since it was verified: sm_75 on a GPU"))
       << changed.text;
+}
+
+TEST_F(Cli, kernels_from_a_folder_are_named_and_never_recorded_as_verified) {
+  std::filesystem::copy(TESSERA_KERNELS, file("kernels"), std::filesystem::copy_options::recursive);
+  std::ofstream(file("kernels/attention/forward.cuh"), std::ios::app) << "// a comment\n";
+  std::ofstream(file("kernels/attention/backward.cuh"), std::ios::app) << "int x;\n";
+  const std::string from = "TESSERA_KERNEL_SOURCES=" + file("kernels");
+  run("kernels --json " + file("library.json"));
+  const Answer answer = run("kernels --json " + file("folder.json"), from);
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  EXPECT_TRUE(holds(answer.text, file("kernels"))) << answer.text;
+  EXPECT_EQ(json("folder.json")["kernel_sources"], file("kernels"));
+  const Json library = json("library.json")["kernels"], folder = json("folder.json")["kernels"];
+  for (std::size_t n = 0; n < library.size(); ++n) {
+    EXPECT_EQ(library[n]["hash"] == folder[n]["hash"], library[n]["header"] != "attention/backward.cuh");
+  }
+  for (const char* arguments :
+       {"verify --device cuda --suite full --record ", "kernels --by hand --kernel attention/forward.cuh --record "}) {
+    const Answer refused = run(arguments + file("record.json"), from);
+    EXPECT_EQ(refused.code, 2) << refused.text;
+    EXPECT_TRUE(holds(refused.text, "TESSERA_KERNEL_SOURCES")) << refused.text;
+    EXPECT_FALSE(std::filesystem::exists(file("record.json")));
+  }
+  EXPECT_TRUE(holds(run("doctor", from).text, file("kernels")));
+  EXPECT_EQ(run("kernels", "TESSERA_KERNEL_SOURCES=" + file("nothing")).code, 2);
+}
+
+// The same program, linked with a tessera_plan_run that spoils one value (wrong_result.cc).
+TEST_F(Cli, a_wrong_result_fails_verify_and_has_no_time_but_a_mark_in_bench) {
+  const std::string filter = " --suite quick --filter fp32/b1_sq65_sk65_h2:1_d64 --json " + file("wrong.json");
+  const Answer verify = run_program(TESSERA_WRONG_PROGRAM, "verify" + filter);
+  EXPECT_EQ(verify.code, 1) << verify.text;
+  const Json verified = json("wrong.json");
+  ASSERT_EQ(verified["failed"], 2) << "forward and backward";
+  EXPECT_EQ(verified["passed"], 0);
+  const char* tensors[] = {"out: ", "dq: "};
+  for (std::size_t n = 0; n < 2; ++n) {
+    EXPECT_EQ(verified["cases"][n]["outcome"], "failed");
+    EXPECT_TRUE(holds(verified["cases"][n]["detail"].get<std::string>(), tensors[n])) << verify.text;
+    EXPECT_GT(verified["cases"][n]["error_over_allowed"].get<double>(), 1);
+  }
+
+  const Answer bench = run_program(TESSERA_WRONG_PROGRAM, "bench --check --min-time 0.01" + filter);
+  EXPECT_EQ(bench.code, 1) << bench.text;
+  EXPECT_TRUE(holds(bench.text, "WRONG")) << bench.text;
+  EXPECT_TRUE(holds(bench.text, "2 of 2 cases gave a wrong result")) << bench.text;
+  for (const Json& c : json("wrong.json")["cases"]) {
+    EXPECT_FALSE(c["wrong"].get<std::string>().empty());
+    EXPECT_FALSE(c.contains("median_s"));
+    EXPECT_FALSE(c.contains("flops_per_s"));
+  }
+  // Not for another reason: without the spoiled value the same command passes.
+  EXPECT_EQ(run("bench --check --min-time 0.01" + filter).code, 0);
 }
 
 TEST_F(Cli, verify_samples_long_cases) {

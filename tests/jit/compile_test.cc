@@ -136,6 +136,72 @@ TEST(Sources, kernels_include_nothing_from_outside_kernels) {
   }
 }
 
+// A folder as kernels/ is, but for one file, to which text is added; it need not have been there.
+struct KernelFolder : TemporaryFolder {
+  KernelFolder(const std::string& changed, const std::string& added) {
+    for (const Source& source : embedded_sources()) write(source.path, source.text);
+    write(changed, read_file(path + "/" + changed) + added);
+  }
+  void write(const std::string& file, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(path + "/" + file).parent_path());
+    write_file(path + "/" + file, text);
+  }
+};
+
+constexpr const char* kSomeHeader = "attention/backward_preprocess.cuh";  // of some_request()
+
+TEST(Sources, what_a_folder_holds_is_compiled_and_has_a_key_and_a_hash_of_its_own) {
+  REQUIRE_NVRTC();
+  const Key key = *key_of(some_request());
+  const std::string hash = code_hash(kSomeHeader);
+  const KernelFolder same("new.cuh", "int x;"), commented(kSomeHeader, "// more\n"),
+      deep("ptx/convert.cuh", "int x;\n"), broken(kSomeHeader, "no_such_type x;\n");
+  const auto in_folder = [](const std::string& folder, auto&& check) {
+    const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", folder.c_str());
+    ASSERT_TRUE(kernel_sources().status.ok()) << kernel_sources().status.message();
+    check();
+  };
+  in_folder(same.path + "/", [&] {
+    EXPECT_EQ(key_of(some_request())->hex(), key.hex());
+    EXPECT_EQ(code_hash(kSomeHeader), hash);
+  });
+  in_folder(commented.path, [&] {
+    EXPECT_NE(key_of(some_request())->hex(), key.hex());
+    EXPECT_EQ(code_hash(kSomeHeader), hash);
+  });
+  in_folder(deep.path, [&] {
+    EXPECT_NE(key_of(some_request())->hex(), key.hex());
+    EXPECT_NE(code_hash(kSomeHeader), hash);
+    EXPECT_TRUE(compile(some_request()).ok());
+  });
+  in_folder(broken.path, [&] {
+    const auto image = compile(some_request());
+    ASSERT_FALSE(image.ok());
+    EXPECT_NE(image.status().message().find("no_such_type"), std::string::npos) << image.status().message();
+  });
+  EXPECT_EQ(key_of(some_request())->hex(), key.hex());
+}
+
+TEST(Sources, a_folder_that_cannot_be_used_is_an_error_and_nothing_else_is_compiled) {
+  REQUIRE_NVRTC();
+  const KernelFolder other("contract/types.h", "int x;\n");
+  const TemporaryFolder empty;
+  for (const auto& [folder, part] : {std::pair{other.path, "contract/types.h is not the one"},
+                                     {empty.path, "no contract/"},
+                                     {empty.path + "/nothing", "No such file"}}) {
+    const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", folder.c_str());
+    for (const Status& s : {key_of(some_request()).status(), compile(some_request()).status()}) {
+      EXPECT_EQ(s.code(), TESSERA_COMPILE_FAILED);
+      EXPECT_NE(s.message().find(part), std::string::npos) << s.message();
+      EXPECT_NE(s.message().find(folder), std::string::npos) << s.message();
+    }
+    EXPECT_TRUE(kernel_sources().files.empty());
+  }
+  const KernelFolder commented("contract/types.h", "// what the host does not see either\n");
+  const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", commented.path.c_str());
+  EXPECT_TRUE(key_of(some_request()).ok());
+}
+
 TEST(Sources, stripping_comments_leaves_code_and_literals) {
   EXPECT_EQ(strip_comments("int a;  // one\n\n/* two\n */ int  b = 1'000;\n"), "int a;\nint b = 1'000;\n");
   EXPECT_EQ(strip_comments("f(\"// no  comment\", '\"', '\\'');"), "f(\"// no  comment\", '\"', '\\'');");

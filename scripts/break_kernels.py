@@ -1,0 +1,361 @@
+#!/usr/bin/env python3
+"""Breaks kernels on purpose, one way at a time, and shows that `tessera verify` and the benchmarks notice.
+
+A copy of kernels/ gets one change, the library is told to compile from it (TESSERA_KERNEL_SOURCES), and the checks
+that are meant to catch it run: verify's suites, `tessera bench --check`, for a kernel that serves no attention op yet
+the GPU tests, and `python -m tessera.bench` where this Python has a PyTorch that sees the GPU. Every command also runs
+on an unchanged copy, which must pass: a check that always fails catches nothing. The table, every command's output and
+break_kernels.json go to OUT.
+
+Exit code: 0 all caught, 1 one was not, 2 bad usage or a change that no longer fits its source, 3 no GPU.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIMEOUT_S = 120
+
+QUICK_FORWARD = ("quick", "fwd/fp16/b2_sq33")
+QUICK_BACKWARD = ("quick", "bwd/fp16/b2_sq33")
+FORWARD = ("sm_80", "attention_forward_bf16_d8x8")
+BACKWARD = ("sm_80", "attention_backward_bf16_d8x8")
+SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str  # below kernels/
+    edits: tuple  # of (text that is there exactly once, what takes its place)
+    compile: tuple  # (architecture, part of the instances' names): what --compile compiles
+    kernel: str = ""  # as verify's record names it; only cases that it served count
+    arch_code: str = "sm_80"  # as which the GPU runs it, so that the kernel is the one that is chosen
+    verify: tuple = ()  # (suite, filter)
+    repeat: int = 1
+    bench: tuple = ()  # (suite, filter) of tessera bench --check
+    gtest: str = ""  # filter of cuda_test, for a kernel that serves no attention op
+    race: bool = False  # right or wrong by chance: repeated, on shapes with many tiles
+    gate: bool = False  # ptxas notices, puts back what is missing and says so: the compile gate must fail
+    excuse: str = ""  # why it may go unnoticed; then it is shown, but does not count
+
+
+MUTATIONS = (
+    Mutation("forward_skips_a_key_tile", "attention/forward.cuh",
+             (("tile >= keys.begin; --tile", "tile > keys.begin; --tile"),),
+             FORWARD, "attention_forward", verify=QUICK_FORWARD, bench=("quick", "fwd/fp16/b1_sq65")),
+    Mutation("forward_does_not_wait_for_keys", "attention/forward.cuh",
+             (("      load_k.end(tile_k);\n", ""),),
+             FORWARD, "attention_forward", verify=QUICK_FORWARD, repeat=5, bench=("quick", "fwd/fp16/b1_sq65"),
+             race=True),
+    Mutation("forward_drops_a_barrier", "attention/forward.cuh",
+             (("      load_k.end(tile_k);\n      __syncthreads();\n", "      load_k.end(tile_k);\n"),),
+             FORWARD, "attention_forward", verify=("full", "fwd/fp16/b2_sq113"), repeat=20, race=True),
+    Mutation("forward_masks_one_key_too_many", "attention/forward.cuh",
+             (("position + p.band.right + 1);", "position + p.band.right);"),),
+             FORWARD, "attention_forward", verify=QUICK_FORWARD),
+    Mutation("forward_does_not_rescale", "attention/forward.cuh",
+             (("output[m][n][half * 2] *= decay;", ""), ("output[m][n][half * 2 + 1] *= decay;", "")),
+             FORWARD, "attention_forward", verify=("hostile", "fwd/fp16/b1_sq130")),
+    Mutation("backward_skips_a_query_tile", "attention/backward.cuh",
+             (("const int steps = tiles * p.group;", "const int steps = tiles * p.group - 1;"),),
+             BACKWARD, "attention_backward", verify=QUICK_BACKWARD, bench=("quick", "bwd/fp16/b1_sq65")),
+    Mutation("backward_drops_a_named_barrier", "attention/backward.cuh",
+             (("    barrier_wait(1 + strip, kThreads);\n", ""),),
+             BACKWARD, "attention_backward", verify=QUICK_BACKWARD, repeat=5, race=True),
+    # As sm_75's code, which has one stage: with two, warps that run ahead would arrive at a named barrier twice, and
+    # the kernel might never end.
+    Mutation("backward_drops_a_barrier", "attention/backward.cuh",
+             (("      __syncthreads();  // dS is there, Q and dO are used up\n", ""),),
+             ("sm_75", "attention_backward_fp16_d8x8"), "attention_backward", "sm_75",
+             verify=("full", "bwd/fp16/b2_sq113"), repeat=10, race=True),
+    Mutation("backward_dq_skips_a_key_tile", "attention/backward_dq.cuh",
+             (("tile < keys.end; ++tile", "tile + 1 < keys.end; ++tile"),),
+             ("sm_80", "backward_dq_bf16_d8x8"), "attention_backward", verify=("full", "bwd/fp16/b1_sq193")),
+    Mutation("backward_preprocess_reads_the_row_before", "attention/backward_preprocess.cuh",
+             (("load_streaming_16(d_o + row * p.d_o_strides.seq",
+               "load_streaming_16(d_o + (row > 0 ? row - 1 : row) * p.d_o_strides.seq"),),
+             ("sm_80", "backward_preprocess_bf16_v8"), "attention_backward", verify=QUICK_BACKWARD),
+    Mutation("backward_convert_leaves_out_the_last_row", "attention/backward_convert.cuh",
+             (("if (row >= len_q ||", "if (row + 1 >= len_q ||"),),
+             ("sm_80", "backward_convert_bf16_v8"), "attention_backward", verify=QUICK_BACKWARD),
+    Mutation("split_combine_ignores_a_split", "attention/split_combine.cuh",
+             (("const bool wanted = split < p.splits;", "const bool wanted = split + 1 < p.splits;"),),
+             ("sm_80", "split_combine_bf16_v4_u4"), "split_combine", "native",
+             gtest="Combine.*:-Combine.works_above_two_to_the_31_elements"),
+    Mutation("sm90_forward_skips_a_key_tile", "attention/forward_sm90.cuh",
+             (("const int first = keys.first_tile(config.block_k);",
+               "const int first = keys.first_tile(config.block_k) + 1;"),),
+             SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, bench=("quick", "fwd/fp16/b1_sq65")),
+    Mutation("sm90_forward_does_not_wait_for_keys", "attention/forward_sm90.cuh",
+             (("    wait(kAt.k_full, k_use.index, k_use.parity);\n    const unsigned k_tile",
+               "    const unsigned k_tile"),),
+             SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, repeat=5, race=True),
+    Mutation("sm90_forward_releases_keys_early", "attention/forward_sm90.cuh",
+             (("    wait(kAt.k_full, k_use.index, k_use.parity);\n    const unsigned k_tile",
+               "    wait(kAt.k_full, k_use.index, k_use.parity);\n    release(kAt.k_empty, k_use.index);\n"
+               "    const unsigned k_tile"),
+              ("      wgmma_done(scores);\n      release(kAt.k_empty, k_use.index);\n", "      wgmma_done(scores);\n")),
+             SM90, "attention_forward_sm90", "native", verify=("long", "fwd/bf16/b1_sq2048"), repeat=50, race=True),
+    Mutation("sm90_forward_does_not_rescale", "attention/forward_sm90.cuh",
+             (("output[i] *= decay[i / 2 % 2];", ";"),),
+             SM90, "attention_forward_sm90", "native", verify=("hostile", "fwd/fp16/b1_sq130")),
+    Mutation("sm90_forward_drops_a_fence", "ptx/wgmma.cuh",
+             (('asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', ""),),
+             SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, repeat=5,
+             excuse="ptxas 13.0 puts WARPGROUP.ARRIVE before every group of products by itself"),
+    Mutation("sm90_forward_does_not_wait_for_scores", "attention/forward_sm90.cuh",
+             (("      wgmma_wait<1>();\n", ""),),
+             SM90, "attention_forward_sm90", gate=True),
+)
+# For the comparison with peers, which takes the kernel that the selector chooses: a tile less in each that it may.
+PEERS = ("forward_skips_a_key_tile", "sm90_forward_skips_a_key_tile", "backward_skips_a_query_tile")
+
+
+class Misfit(Exception):
+    """A change that no longer fits its source."""
+
+
+def apply(mutation, folder):
+    file = pathlib.Path(folder) / mutation.file
+    text = file.read_text()
+    for old, new in mutation.edits:
+        if text.count(old) != 1:
+            raise Misfit(f"{mutation.name}: {mutation.file} has {text.count(old)} times, not once:\n{old}")
+        text = text.replace(old, new)
+    file.write_text(text)
+
+
+class Checks:
+    def __init__(self, options, scratch):
+        self.tessera, self.python = pathlib.Path(options.tessera), options.python
+        self.out, self.scratch, self.kernels = options.out, scratch, pathlib.Path(options.kernels)
+        self.controls = {}
+
+    def copy(self, mutations):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.scratch)) / "kernels"
+        shutil.copytree(self.kernels, folder)
+        for mutation in mutations:
+            apply(mutation, folder)
+        return folder
+
+    def run(self, name, folder, command, record):
+        """(exit code, or None where it took too long; what it wrote to `record`, or {})."""
+        # Caches of its own: the user's shall not fill with broken kernels.
+        names = {"TESSERA_KERNEL_SOURCES": str(folder), "TESSERA_CACHE_DIR": f"{self.scratch}/cache",
+                 "CUDA_CACHE_PATH": f"{self.scratch}/driver", "NO_COLOR": "1"}
+        record.unlink(missing_ok=True)
+        with open(self.out / f"{name}.txt", "w") as log:
+            try:
+                code = subprocess.run([str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
+                                      env=os.environ | names, timeout=TIMEOUT_S).returncode
+            except subprocess.TimeoutExpired:
+                return None, {}
+        try:
+            return code, json.loads(record.read_text())
+        except (OSError, ValueError):
+            return code, {}
+
+    # Each check: (bad, of, a note), where bad of `of` results were found wrong.
+    def gate(self, label, folder, m):
+        record = self.out / f"{label}.json"
+        code, found = self.run(label, folder, [self.tessera, "compile", "--arch", m.compile[0], "--kernel",
+                                               m.compile[1], "--json", record], record)
+        rows = found.get("rows", [])
+        broken = [row for row in rows if row["registers"] < 0]
+        if broken or not rows:
+            return 0, 0, "does not compile" if broken else f"compile ended with {code}"
+        bad = [row["failure"].splitlines()[0] for row in rows if not row["passed"]]
+        return len(bad), len(rows), bad[0] if bad else ""
+
+    def verify(self, label, folder, m):
+        record = self.out / f"{label}.json"
+        code, found = self.run(label, folder, [
+            self.tessera, "verify", "--device", "cuda", "--arch-code", m.arch_code, "--suite", m.verify[0],
+            "--filter", m.verify[1], "--repeat", m.repeat, "--json", record], record)
+        if code is None:
+            return 1, 1, f"did not end in {TIMEOUT_S} s"
+        cases = found.get("cases", [])
+        served = [c for c in cases if c.get("kernel") == m.kernel]
+        if not served:
+            why = next((c["detail"].splitlines()[0] for c in cases if c.get("detail")), f"verify ended with {code}")
+            others = {c.get("kernel", "") for c in cases} - {""}
+            return 0, 0, f"{m.kernel} served no case, but {', '.join(sorted(others))}" if others else why
+        bad = [c["detail"].splitlines()[0] for c in served if c["outcome"] == "failed"]
+        return len(bad), len(served), bad[0] if bad else ""
+
+    def bench(self, label, folder, m):
+        record = self.out / f"{label}.json"
+        code, found = self.run(label, folder, [
+            self.tessera, "bench", "--device", "cuda", "--arch-code", m.arch_code, "--check", "--suite", m.bench[0],
+            "--filter", m.bench[1], "--min-time", "0.01", "--json", record], record)
+        rows = [c for c in found.get("cases", []) if "refused" not in c]
+        bad = [c["wrong"] for c in rows if "wrong" in c]
+        # A row marked wrong has no time, and fails the command.
+        if bad and (code != 1 or any("wrong" in c and "median_s" in c for c in rows)):
+            return 0, len(rows), f"rows are wrong, but bench ended with {code} or timed them"
+        return len(bad), len(rows), "" if rows else f"bench ended with {code}"
+
+    def cuda_test(self, label, folder, m):
+        record = self.out / f"{label}.json"
+        program = self.tessera.parent / "cuda_test"
+        if not program.is_file():
+            return 0, 0, f"no {program}"
+        code, found = self.run(label, folder, [program, f"--gtest_filter={m.gtest}", f"--gtest_output=json:{record}"],
+                               record)
+        tests = [t for suite in found.get("testsuites", []) for t in suite["testsuite"] if t["result"] == "COMPLETED"]
+        return sum("failures" in t for t in tests), len(tests), "" if tests else f"cuda_test ended with {code}"
+
+    def peers(self, label, folder, _):
+        record = self.out / f"{label}.json"
+        path = pathlib.Path(self.scratch) / "path"  # the package around it need not be installed
+        if not path.exists():
+            shutil.copytree(ROOT / "python/tessera/bench", path / "tessera_bench")
+        code, found = self.run(label, folder, [
+            "env", f"PYTHONPATH={path}", self.python, "-m", "tessera_bench", "--suite", "toy", "--peers", "none",
+            "--rounds", "3", "--library", self.tessera.parent.parent / "lib/libtessera.so", "--json", record], record)
+        rows = [r for row in found.get("rows", []) for r in row["entrants"].values()]
+        bad = [r for r in rows if r["status"] == "wrong"]
+        if bad and code != 1:
+            return 0, len(rows), f"rows are wrong, but the benchmark ended with {code}"
+        return len(bad), len(rows), "" if rows else f"the benchmark ended with {code}"
+
+    def control(self, check, m, key):
+        """A note where the check does not pass on kernels as they are; each command runs once."""
+        key = (check.__name__,) + key
+        if key not in self.controls:
+            bad, of, note = check(f"control_{len(self.controls)}_{check.__name__}", self.copy(()), m)
+            self.controls[key] = f"{bad} of {of} fail as they are: {note}" if bad or not of else ""
+        return self.controls[key]
+
+    def judge(self, m, folder, steps):
+        """A row of the table, and whether every step caught it."""
+        row = {"mutation": m.name, "kernel": m.kernel, "race": m.race, "caught": True, "notes": []}
+        for check, key in steps:
+            bad, of, note = check(f"{m.name}_{check.__name__}", folder, m)
+            row[check.__name__] = [bad, of]
+            control = self.control(check, m, key)
+            row["caught"] &= bad > 0 and not control
+            row["notes"] += [text for text in (control, note) if text]
+        if m.excuse and not row["caught"]:
+            row.update(caught=None, notes=[m.excuse])
+        return row
+
+
+def steps_of(checks, m):
+    if m.gate:
+        yield checks.gate, m.compile
+        return
+    if m.verify:
+        yield checks.verify, (m.kernel, m.arch_code, m.verify, m.repeat)
+    if m.bench:
+        yield checks.bench, (m.arch_code, m.bench)
+    if m.gtest:
+        yield checks.cuda_test, (m.gtest,)
+
+
+def number(arch):
+    return int("".join(c for c in arch if c.isdigit()) or 0)
+
+
+def sees_gpu(python):
+    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([python, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def table(rows):
+    lines = [("mutation", "kernel", "", "failed/run", "bench wrong/rows", "caught", "")]
+    for row in rows:
+        figures = ["{}/{}".format(*row[c]) if c in row else "" for c in ("verify", "bench")]
+        for other in ("cuda_test", "gate", "peers"):
+            if other in row:
+                figures[other == "peers"] = "{}/{} ({})".format(*row[other], other.replace("_", " "))
+        caught = "-" if row["caught"] is None else "yes" if row["caught"] else "NO"
+        note = row["notes"][0] if row["notes"] else ""
+        lines.append((row["mutation"], row["kernel"], "race" if row["race"] else "", *figures, caught, note[:100]))
+    widths = [max(len(line[i]) for line in lines) for i in range(6)]
+    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(line, widths)), line[6]]).rstrip() for line in lines)
+
+
+def compile_all(checks, chosen):
+    rows = []
+    for m in chosen:
+        bad, of, note = checks.gate(f"{m.name}_compile", checks.copy((m,)), m)
+        good = of > 0 and (bad > 0 or not m.gate)
+        rows.append(good)
+        print(f"{'ok' if good else 'FAILED':<7} {m.name}: {of} compiled{', the gate says: ' + note if bad else ''}"
+              f"{'' if good else '; ' + (note or 'the compile gate does not notice')}", flush=True)
+    return 0 if all(rows) else 1
+
+
+def break_all(checks, chosen, arch, with_peers):
+    rows = []
+    for m in chosen:
+        if number(m.compile[0]) > number(arch) or (m.compile[0] == "sm_90a" and arch != "sm_90a"):
+            rows.append({"mutation": m.name, "kernel": m.kernel, "race": m.race, "caught": None,
+                         "notes": [f"needs {m.compile[0]}, this is {arch}"]})
+            continue
+        rows.append(checks.judge(m, checks.copy((m,)), steps_of(checks, m)))
+        print(table(rows[-1:]).splitlines()[1], flush=True)
+    if with_peers:
+        everything = Mutation("every_kernel_skips_a_tile", "", (), (), "as chosen")
+        folder = checks.copy([m for m in MUTATIONS if m.name in PEERS])
+        rows.append(checks.judge(everything, folder, [(checks.peers, ())]))
+        print(table(rows[-1:]).splitlines()[1], flush=True)
+    text = table(rows)
+    (checks.out / "break_kernels.json").write_text(json.dumps({"arch": arch, "rows": rows}, indent=1) + "\n")
+    (checks.out / "break_kernels.txt").write_text(text + "\n")
+    missed = sum(row["caught"] is False for row in rows)
+    ran = sum(row["caught"] is not None for row in rows)
+    print(f"\n{text}\n\n{ran - missed} of {ran} caught on {arch}; {len(rows) - ran} more do not count")
+    return 1 if missed or not ran else 0
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", metavar="OUT", type=pathlib.Path, help="folder for the table and all output")
+    parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this one; may be given again")
+    parser.add_argument("--compile", action="store_true",
+                        help="no GPU: each must fit its source and compile, and the compile gate notice those it must")
+    parser.add_argument("--tessera", default=ROOT / "build/bin/tessera", metavar="PATH", help="default: build/bin's")
+    parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="what is copied and changed")
+    parser.add_argument("--python", default=sys.executable, metavar="PATH",
+                        help="one with PyTorch, for the comparison with peers; default: this one")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for m in MUTATIONS:
+            print(f"{m.name:<42} {m.file}{'  race' if m.race else ''}{'  compile gate' if m.gate else ''}")
+        return 0
+    unknown = set(options.only) - {m.name for m in MUTATIONS}
+    if unknown or options.out is None:
+        parser.error(f"--only {min(unknown)}: --list names what there is" if unknown else "OUT is missing")
+    chosen = [m for m in MUTATIONS if not options.only or m.name in options.only]
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.out = options.out.resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        checks = Checks(options, scratch)
+        try:
+            if options.compile:
+                return compile_all(checks, chosen)
+            record = options.out / "doctor.json"
+            _, found = checks.run("doctor", "", [options.tessera, "doctor", "--json", record], record)
+            devices = found.get("cuda", {}).get("devices", [])
+            if not devices:
+                print("error: no GPU here; --compile needs none", file=sys.stderr)
+                return 3
+            return break_all(checks, chosen, devices[0]["arch"], not options.only and sees_gpu(options.python))
+        except Misfit as problem:
+            print(f"error: {problem}", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

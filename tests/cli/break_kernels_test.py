@@ -1,0 +1,121 @@
+"""scripts/break_kernels.py without a GPU: break_kernels_test.py TESSERA
+
+Every change must fit the sources as they are, and what comes of it must compile. How the script judges is tried with a
+stand-in for the program, which says what a GPU would.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import break_kernels  # noqa: E402
+
+PROGRAM = "build/bin/tessera"
+
+# Looks whether its sources are the repository's; MOOD says what it makes of that.
+STAND_IN = """#!/usr/bin/env python3
+import json, os, pathlib, sys
+mood, kernels = os.environ["MOOD"], pathlib.Path(os.environ["KERNELS"])
+record = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
+if sys.argv[1] == "doctor":
+    record.write_text(json.dumps({"cuda": {"devices": [{"arch": "sm_90a"}]}}))
+    sys.exit(0)
+folder = pathlib.Path(os.environ["TESSERA_KERNEL_SOURCES"])
+changed = any(f.read_text() != (kernels / f.relative_to(folder)).read_text() for f in folder.rglob("*.cuh"))
+bad = changed and mood != "blind" or mood == "always"
+if sys.argv[1] == "verify":
+    kernel = {"another": "another", "uncompiled": ""}.get(mood, "attention_forward")
+    case = {"name": "a", "outcome": "failed" if bad else "passed", "kernel": kernel, "detail": "why"}
+else:
+    case = {"wrong": "why"} if bad and mood != "times" else {"median_s": 1}
+record.write_text(json.dumps({"cases": [case]}))
+sys.exit(int(bad))
+"""
+
+
+def run(*arguments):
+    """(exit code, what it printed)"""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = break_kernels.main([str(a) for a in arguments])
+        except SystemExit as end:
+            code = end.code
+    return code, said.getvalue()
+
+
+class BreakKernels(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def judged_by(self, mood):
+        program = self.folder / "tessera"
+        program.write_text(STAND_IN)
+        program.chmod(0o755)
+        with mock.patch.dict(os.environ, MOOD=mood, KERNELS=str(ROOT / "kernels")):
+            code, said = run(self.folder / "out", "--tessera", program, "--only", "forward_skips_a_key_tile")
+        row = json.loads((self.folder / "out/break_kernels.json").read_text())["rows"][0]
+        return code, row, said
+
+    def test_every_change_fits_its_source_and_compiles(self):
+        code, said = run(self.folder / "out", "--compile", "--tessera", PROGRAM)
+        self.assertEqual(code, 0, said)
+        self.assertEqual(said.count("ok "), len(break_kernels.MUTATIONS), said)
+
+    def test_a_change_that_no_longer_fits_stops_the_script(self):
+        for old in ("no such text", "__syncthreads();"):  # missing, and there more than once
+            class Options:
+                tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+
+            broken = break_kernels.Mutation("broken", "attention/forward.cuh", ((old, ""),), break_kernels.FORWARD)
+            with self.assertRaisesRegex(break_kernels.Misfit, "broken: .*not once"):
+                break_kernels.Checks(Options, self.folder).copy((broken,))
+
+    def test_what_verify_and_bench_notice_is_caught(self):
+        code, row, said = self.judged_by("sees")
+        self.assertEqual((code, row["caught"], row["verify"], row["bench"]), (0, True, [1, 1], [1, 1]), said)
+        self.assertIn("1 of 1 caught on sm_90a", said)
+
+    def test_what_nobody_notices_is_not(self):
+        code, row, said = self.judged_by("blind")
+        self.assertEqual((code, row["caught"], row["verify"]), (1, False, [0, 1]), said)
+        self.assertRegex(said, r"forward_skips_a_key_tile .* NO")
+
+    def test_a_check_that_also_fails_on_good_kernels_catches_nothing(self):
+        code, row, said = self.judged_by("always")
+        self.assertEqual((code, row["caught"]), (1, False), said)
+        self.assertIn("fail as they are", said)
+
+    def test_a_bench_that_times_a_wrong_result_catches_nothing(self):
+        code, row, said = self.judged_by("times")
+        self.assertEqual((code, row["caught"], row["verify"], row["bench"]), (1, False, [1, 1], [0, 1]), said)
+
+    def test_a_failure_of_another_kernel_or_of_the_compiler_catches_nothing(self):
+        for mood in ("another", "uncompiled"):
+            code, row, said = self.judged_by(mood)
+            self.assertEqual((code, row["caught"], row["verify"]), (1, False, [0, 0]), said)
+
+    def test_bad_usage_and_a_machine_without_a_gpu_are_named(self):
+        self.assertEqual(run("--only", "no_such", self.folder)[0], 2)
+        self.assertEqual(run()[0], 2)
+        code, said = run("--list")
+        self.assertEqual((code, said.count("\n")), (0, len(break_kernels.MUTATIONS)))
+        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+            code, said = run(self.folder / "out", "--tessera", PROGRAM)
+        self.assertEqual(code, 3, said)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
+        PROGRAM = sys.argv.pop(1)
+    unittest.main()
