@@ -30,6 +30,10 @@ const char* name_of(Distribution distribution) {
       return "logits_1e10";
     case Distribution::kLogitsMinus120:
       return "logits_minus_120";
+    case Distribution::kSteps:
+      return "steps";
+    case Distribution::kSink:
+      return "sink";
     case Distribution::kOneHot:
       return "one_hot";
     case Distribution::kConstant:

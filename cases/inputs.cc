@@ -74,6 +74,18 @@ void fill_q_and_k(const Case& c, HostTensor& q, HostTensor& k) {
     }
     case Distribution::kLogitsMinus120:
       return fill_logits(c, q, k, 120, true);
+    case Distribution::kSteps:
+    case Distribution::kSink: {
+      // Every element of q is near 1, so a key's logit is its elements' common value times scale and dim.
+      const double unit = 1 / (static_cast<double>(c.problem.scale) * static_cast<double>(dims));
+      const auto logit = [&](std::int64_t s) {
+        if (c.distribution == Distribution::kSink) return s == 0 ? 200.0 : 0.0;
+        return 30.0 * static_cast<double>((c.problem.seq_k - 1 - s) / 64);
+      };
+      fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return 1 + stream_q.normal(n) / 16; });
+      fill(k, [&](std::int64_t s, std::int64_t, std::int64_t n) { return logit(s) * unit + stream_k.normal(n) / 4; });
+      return;
+    }
     case Distribution::kOneHot: {
       const double peak = std::sqrt(60 / static_cast<double>(c.problem.scale));
       fill(q, [&](std::int64_t s, std::int64_t d, std::int64_t n) {

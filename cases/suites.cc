@@ -305,6 +305,13 @@ std::vector<Case> full() {
     for (std::int64_t d : kDims) add_decode(out, dtype, 300, 4, 1, d);
     add_decode(out, dtype, 1025, 8, 8, 64);
     add_decode(out, dtype, 2048, 32, 4, 128);
+    if (dtype == DType::kFloat32) continue;
+    // More tiles than a large GPU has room for at a time, several times over.
+    for (std::int64_t d : {56, 64, 96, 128, 256}) {
+      out.push_back(make(kForward, dtype, {3, 100, 130, 240, 80, d, d}, {causal(), bottom_right()}));
+      out.push_back(make(kForward, dtype, {2, 330, 90, 300, 300, d, d}));
+    }
+    out.push_back(make(kForward, dtype, {3, 100, 130, 240, 80, 80, 80}, {window(40, 9), bottom_right(), softcap(5)}));
   }
   return out;
 }
@@ -322,6 +329,11 @@ std::vector<Case> hostile() {
         out.push_back(make(op, dtype, {1, 1, 128, 1, 1, 128, 128}, {values(d)}));
         out.push_back(make(op, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(d), softcap(30), dlse()}));
         out.push_back(make(op, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(d), window(5, 2), alibi()}));
+      }
+      for (Distribution d : {Distribution::kSteps, Distribution::kSink}) {
+        out.push_back(make(op, dtype, {1, 130, 700, 2, 1, 64, 64}, {values(d)}));
+        out.push_back(make(op, dtype, {1, 270, 700, 2, 2, 128, 128}, {values(d), causal(), bottom_right()}));
+        out.push_back(make(op, dtype, {1, 90, 300, 2, 1, 80, 80}, {values(d), window(150, 20), bottom_right()}));
       }
       out.push_back(make(op, dtype, {1, 704, 704, 1, 1, 64, 64}, {values(Distribution::kLogitsMinus120)}));
       out.push_back(make(op, dtype, {1, 64, 8, 2, 1, 64, 64}, {causal(), bottom_right(), dlse()}));
@@ -355,6 +367,7 @@ std::vector<Case> sanitize() {
       const Change mode = in_order ? deterministic() : [](Case&) {};
       const DType bf16 = DType::kBFloat16;
       out.push_back(make(op, bf16, {1, 97, 131, 2, 1, 64, 64}, {mode}));
+      out.push_back(make(op, bf16, {1, 40, 200, 2, 1, 64, 64}, {values(Distribution::kSink), mode}));
       out.push_back(make(op, bf16, {1, 131, 97, 2, 2, 80, 80}, {causal(), bottom_right(), dlse(), mode}));
       out.push_back(make(op, DType::kFloat16, {2, 70, 150, 2, 1, 128, 128}, {window(31, 8), bottom_right(), mode}));
       out.push_back(make(op, bf16, {1, 65, 65, 1, 1, 256, 256}, {causal(), mode}));
@@ -364,6 +377,9 @@ std::vector<Case> sanitize() {
                          {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), causal(), bottom_right(), mode}));
     }
   }
+  // More tiles than a large GPU has room for at a time, several times over.
+  out.push_back(make(kForward, DType::kBFloat16, {1, 24, 24, 640, 640, 72, 72}, {causal()}));
+  out.push_back(make(kForward, DType::kBFloat16, {1, 65, 70, 200, 200, 96, 96}));
   out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128}, {cache_lengths({300, 17})}));
   out.push_back(
       make(kDecode, DType::kBFloat16, {2, 2, 100, 4, 2, 64, 64}, {paged(16), causal(), cache_lengths({100, 31})}));

@@ -107,21 +107,29 @@ struct ForwardSm90Tile {
   int consumers;
   int block_k;
   int stages;
+  int q_stages;
+  int blocks;
   int narrowest_panel;
-  bool ping_pong;
-  int polynomial;
 };
 
 // Scores (block_k / 2 registers a thread), probabilities (half of that) and the output (dim_v / 2) live at once, in 232
-// registers with two consumers and in 160 with three.
-constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool banded, bool general) {
+// registers with two consumers and in 160 with three. Three are faster wherever they fit.
+constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (general) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 64, true, 0};
-  if (dim <= 64) return {3, 128, 2, 64, true, 0};
-  if (dim <= 96) return {2, 176, 2, 64, true, 0};
-  if (dim <= 128) return {2, banded ? 128 : 176, 2, 64, true, 0};
-  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 112, 2, 64, true, 0};
-  return {2, 80, 2, 64, true, 0};
+  if (general) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 1, 1, 64};
+  if (dim <= 64) return {3, 128, 3, 2, 1, 64};
+  if (dim <= 80) return {3, 112, 3, 2, 1, 16};
+  if (dim <= 96) return {3, 96, 3, 2, 1, 16};
+  if (dim <= 128) return {3, 80, 3, 2, 1, 64};
+  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 96, 2, 1, 1, 64};
+  return {2, 64, 2, 1, 1, 64};
+}
+
+// For short sequences, where a large tile has few keys to go over or rows to spare. consumers 0: there is none.
+constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (general || dim > 64 || dim <= 48) return {};
+  return {1, 64, 3, 2, 3, 64};
 }
 
 struct alignas(64) AttentionForwardSm90Params {

@@ -65,6 +65,8 @@ Result<Device> device_at(tessera_device place) {
   device.kind = Device::Kind::kCuda;
   device.name = format("cuda:{}, {}, {}", place.index, info->name, code.target.arch);
   device.compute = code.compute;
+  device.specific = code.specific;
+  device.multiprocessors = info->multiprocessors;
   device.shared_memory_per_block = code.shared_memory_per_block;
   return device;
 }

@@ -80,10 +80,12 @@ class CudaDevice final : public Device {
       : info_(std::move(info)), stream_(std::move(stream)) {
     const std::string own = cuda::arch_of(info_);
     name_ = fmt::format("cuda:{} ({}, {}", info_.index, info_.name, own);
-    name_ += code.target.ptx ? fmt::format(", as {})", code.target.arch) : ")";
+    name_ += code.target.arch != own ? fmt::format(", as {})", code.target.arch) : ")";
     selected_.kind = select::Device::Kind::kCuda;
     selected_.name = code.target.arch;
     selected_.compute = code.compute;
+    selected_.specific = code.specific;
+    selected_.multiprocessors = info_.multiprocessors;
     selected_.shared_memory_per_block = code.shared_memory_per_block;
   }
 

@@ -94,6 +94,7 @@ Json hello(const std::string& spelling) {
           {"multiprocessors", info->multiprocessors},
           {"arch", as.name},
           {"compute", as.compute},
+          {"specific", as.specific},
           {"shared_memory_per_block", as.shared_memory_per_block}};
 }
 
@@ -335,6 +336,8 @@ Result<TuneTarget> ask_target(const std::string& device) {
   target.device.kind = select::Device::Kind::kCuda;
   target.device.name = said["arch"];
   target.device.compute = said["compute"];
+  target.device.specific = said["specific"];
+  target.device.multiprocessors = target.multiprocessors;
   target.device.shared_memory_per_block = said["shared_memory_per_block"];
   return target;
 }

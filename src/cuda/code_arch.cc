@@ -9,54 +9,54 @@
 namespace tessera::cuda {
 namespace {
 
-std::atomic<int> chosen{0};  // compute capability times ten; 0: each device's own
+constexpr const char* kSpecific = "sm_90a";
 
-// As arch_of spells it.
-std::string name_of(int compute) { return format("sm_{}{}", compute, compute == 90 ? "a" : ""); }
+std::atomic<int> chosen{0};  // compute capability times ten, without what is its own; 0: each device's own
 
 // 0: no such architecture.
 int compute_of(const std::string& arch) {
   for (const ArchLimits& limits : kArchLimits) {
-    if (arch == name_of(limits.arch)) return limits.arch;
+    if (arch == format("sm_{}", limits.arch)) return limits.arch;
   }
   return 0;
 }
 
 CodeArch native_arch(const DeviceInfo& device) {
-  return {{arch_of(device), false},
+  const std::string arch = arch_of(device);
+  return {{arch, false},
           10 * device.major + device.minor,
+          arch.ends_with('a'),
           static_cast<std::size_t>(device.shared_memory_per_block_optin)};
 }
 
 CodeArch arch_at(const DeviceInfo& device, int compute) {
-  if (compute == 10 * device.major + device.minor) return native_arch(device);
   const int limit = std::min(limits_of(compute).shared_memory_per_block, device.shared_memory_per_block_optin);
-  return {{name_of(compute), true}, compute, static_cast<std::size_t>(limit)};
+  const bool older = compute != 10 * device.major + device.minor;
+  return {{format("sm_{}", compute), older}, compute, false, static_cast<std::size_t>(limit)};
 }
 
 }  // namespace
 
 Status check_arch_name(const std::string& arch) {
-  if (arch == "native" || compute_of(arch) != 0) return {};
+  if (arch == "native" || arch == kSpecific || compute_of(arch) != 0) return {};
   std::string known = "native";
-  for (const ArchLimits& limits : kArchLimits) known += ", " + name_of(limits.arch);
+  for (const ArchLimits& limits : kArchLimits) known += format(", sm_{}", limits.arch);
+  known += format(", {}", kSpecific);
   return {TESSERA_INVALID_ARGUMENT, format("no code is known for '{}'; {} are accepted", arch, known)};
 }
 
 Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch) {
   if (Status s = check_arch_name(arch); !s.ok()) return s;
-  if (arch == "native") return native_arch(device);
+  if (arch == "native" || arch == arch_of(device)) return native_arch(device);
   const int compute = compute_of(arch);
-  const int own = 10 * device.major + device.minor;
-  // sm_90a's PTX runs on 9.0 alone.
-  if (compute > own || (arch.ends_with('a') && compute != own)) {
+  if (arch == kSpecific || compute > 10 * device.major + device.minor) {
     return Status(TESSERA_INVALID_ARGUMENT,
                   format("{} code does not run on {}, which is {}", arch, device.name, arch_of(device)));
   }
   return arch_at(device, compute);
 }
 
-void set_code_arch(const CodeArch& arch) { chosen.store(arch.target.ptx ? arch.compute : 0); }
+void set_code_arch(const CodeArch& arch) { chosen.store(arch.specific ? 0 : arch.compute); }
 
 CodeArch code_arch_of(const DeviceInfo& device) {
   const int compute = chosen.load(std::memory_order_relaxed);

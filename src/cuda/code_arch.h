@@ -10,13 +10,14 @@
 namespace tessera::cuda {
 
 struct CodeArch {
-  jit::Target target;  // PTX where it is not the device's own architecture
-  int compute = 0;     // 10 * major + minor
+  jit::Target target;     // PTX where it is not the device's own architecture
+  int compute = 0;        // 10 * major + minor
+  bool specific = false;  // with the instructions that this architecture alone has, as in sm_90a
   std::size_t shared_memory_per_block = 0;
 };
 
-// "native", or "sm_75" ... "sm_90a". TESSERA_INVALID_ARGUMENT for another spelling and for an architecture that is
-// newer than the device.
+// "native", or "sm_75" ... "sm_90", "sm_90a"; sm_90 is what runs where no kernel is made for Hopper alone.
+// TESSERA_INVALID_ARGUMENT for another spelling and for an architecture that is newer than the device.
 Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch);
 // Is it a spelling that some device could take?
 Status check_arch_name(const std::string& arch);

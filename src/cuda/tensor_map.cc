@@ -5,7 +5,9 @@
 
 namespace tessera::cuda {
 
-Result<TensorMap> encode(const TensorBox& box) {
+namespace {
+
+Result<TensorMap> encode_by_driver(const TensorBox& box) {
   // Enumerators of cuda.h: 16-bit integers (bits are only moved), no interleaving, 256 bytes at a time into L2, zeros.
   constexpr int kUint16 = 1;
   constexpr int kInterleaveNone = 0;
@@ -28,6 +30,31 @@ Result<TensorMap> encode(const TensorBox& box) {
       **d, result,
       format("describing a tensor of {} x {} x {} x {} with strides of {}, {} and {} bytes", box.extents[0],
              box.extents[1], box.extents[2], box.extents[3], box.strides[0], box.strides[1], box.strides[2]));
+}
+
+struct Remembered {
+  TensorBox box;
+  TensorMap map;
+};
+
+// Of the fields that differ between the tensors of a program; rows and columns keep a tensor's own boxes apart.
+std::size_t place_of(const TensorBox& box, std::size_t places) {
+  constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio
+  std::uint64_t hash = box.address / 16 * kMix;
+  hash = (hash ^ box.extents[1] ^ box.columns << 20 ^ box.rows << 10) * kMix;
+  return hash >> 32 & (places - 1);
+}
+
+}  // namespace
+
+Result<TensorMap> encode(const TensorBox& box) {
+  // As many as a few layers' worth of tensors; one more in a place only costs the driver's work again.
+  thread_local std::array<Remembered, 128> memory = {};
+  Remembered& place = memory[place_of(box, memory.size())];
+  if (place.box == box) return place.map;
+  Result<TensorMap> map = encode_by_driver(box);
+  if (map.ok()) place = {box, *map};
+  return map;
 }
 
 }  // namespace tessera::cuda

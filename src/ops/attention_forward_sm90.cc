@@ -5,7 +5,6 @@
 
 #include "ops/attention_params.h"
 #include "ops/extents.h"
-#include "select/kernels.h"
 
 namespace tessera {
 namespace {
@@ -20,8 +19,7 @@ struct TensorExtents {
   std::int64_t total;
 };
 
-Result<std::vector<cuda::TensorBox>> boxes_of(const TensorView& view, const TensorExtents& of, int rows,
-                                              int narrowest_panel) {
+Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel) {
   const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
   // The stride of an axis of one does not matter, but must be one that the driver takes.
   const auto stride = [&](std::int64_t extent, std::int64_t elements) {
@@ -40,18 +38,18 @@ Result<std::vector<cuda::TensorBox>> boxes_of(const TensorView& view, const Tens
     if (before > box.address) return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: sequences are too long");
     box.address -= before;
   }
-  std::vector<cuda::TensorBox> list;
+  PanelBoxes list;
   const int dim = static_cast<int>(of.dim);
   for (int column = 0; column < padded_dim(dim, narrowest_panel);) {
     const Panel panel = panel_at(dim, narrowest_panel, column);
     box.columns = static_cast<std::uint32_t>(panel.width);
-    if (list.empty() || list.back().columns != box.columns) list.push_back(box);
+    if (list.count == 0 || list.box[list.count - 1].columns != box.columns) list.box[list.count++] = box;
     column += panel.width;
   }
   return list;
 }
 
-Status encode_all(const std::vector<cuda::TensorBox>& boxes, PanelMaps& maps) {
+Status encode_all(const PanelBoxes& boxes, PanelMaps& maps) {
   for (const cuda::TensorBox& box : boxes) {
     const auto map = cuda::encode(box);
     if (!map.ok()) return map.status();
@@ -73,14 +71,13 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
   for (const auto* boxes : {&q, &k, &v}) {
     if (!boxes->ok()) return boxes->status();
   }
-  return ForwardSm90Boxes{*std::move(q), *std::move(k), *std::move(v)};
+  return ForwardSm90Boxes{*q, *k, *v};
 }
 
-Result<cuda::KernelLaunch<AttentionForwardSm90Params>> forward_sm90_launch(const AttentionArgs& args,
-                                                                           const AttentionForwardSm90Config& config,
-                                                                           int multiprocessors) {
-  // Half of what an H100 has.
-  constexpr std::int64_t kCacheBytes = std::int64_t{25} << 20;
+Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const AttentionArgs& args,
+                                                                 const AttentionForwardSm90Config& config,
+                                                                 int multiprocessors) {
+  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
   const AttentionProblem& p = args.problem;
   const std::int64_t q_tiles = ceil_div(p.seq_q, block_q_of(config));
   const std::int64_t columns = p.batch * p.heads_q;
@@ -98,15 +95,13 @@ Result<cuda::KernelLaunch<AttentionForwardSm90Params>> forward_sm90_launch(const
   params.lse_strides = strides_of(args.lse);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   params.columns = static_cast<unsigned>(columns);
-  params.together = static_cast<unsigned>(
-      std::min(columns, std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes)) * group));
+  // Heads by groups of one size, so that the last one is no short rest that begins with the longest tiles.
+  const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes)) * group;
+  const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
+  params.together = static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group));
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.blocks));
-  cuda::KernelLaunch<AttentionForwardSm90Params> launch = {};
-  launch.instance = select::instance_of(config);
-  launch.params = params;
-  launch.grid.x = blocks;
-  return launch;
+  return cuda::Work<AttentionForwardSm90Params>{params, {blocks, 1, 1}};
 }
 
 std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config) {
@@ -115,7 +110,7 @@ std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config) {
 
 Status enqueue_forward_sm90(const cuda::Kernel& kernel, const AttentionArgs& args,
                             const AttentionForwardSm90Config& config, void* workspace, cuda::CUstream stream) {
-  auto what = forward_sm90_launch(args, config, kernel.multiprocessors);
+  auto what = forward_sm90_work(args, config, kernel.multiprocessors);
   if (!what.ok()) return what.status();
   if (what->grid.x == 0) return {};
   const auto boxes = forward_sm90_boxes(args, config);

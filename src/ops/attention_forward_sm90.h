@@ -1,7 +1,7 @@
 // Attention forward on Hopper (kernels/attention/forward_sm90.cuh).
 #pragma once
 
-#include <vector>
+#include <array>
 
 #include "contract/attention_forward_sm90.h"
 #include "cuda/kernel.h"
@@ -12,16 +12,23 @@
 namespace tessera {
 
 // Q, K and V as the copy engine is to see them: the boxes of each panel width that a tile has, widest first.
+struct PanelBoxes {
+  std::array<cuda::TensorBox, 3> box;
+  int count = 0;
+
+  const cuda::TensorBox* begin() const { return box.data(); }
+  const cuda::TensorBox* end() const { return box.data() + count; }
+};
 struct ForwardSm90Boxes {
-  std::vector<cuda::TensorBox> q, k, v;
+  PanelBoxes q, k, v;
 };
 
-// Pure, as is the launch; its tensor maps are yet to be made from the boxes. TESSERA_UNSUPPORTED where one grid cannot
+// Pure, as is the work; its tensor maps are yet to be made from the boxes. TESSERA_UNSUPPORTED where one grid cannot
 // cover the problem.
 Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const AttentionForwardSm90Config& config);
-Result<cuda::KernelLaunch<AttentionForwardSm90Params>> forward_sm90_launch(const AttentionArgs& args,
-                                                                           const AttentionForwardSm90Config& config,
-                                                                           int multiprocessors);
+Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const AttentionArgs& args,
+                                                                 const AttentionForwardSm90Config& config,
+                                                                 int multiprocessors);
 
 std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config);
 

@@ -1,6 +1,7 @@
 #include "select/attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "contract/arch.h"
@@ -50,18 +51,28 @@ std::optional<std::string> forward_refuses(const AttentionProblem& p, const Devi
   return gpu_refuses(p, device);
 }
 
-// Score elements that the tiles compute, masked ones included: what a mask costs a tile shape.
-double computed_scores(const AttentionProblem& p, int block_q, int block_k) {
+// Score elements that the tiles of a head compute, masked ones included: what a mask costs a tile shape.
+struct ComputedScores {
+  double all = 0;
+  double of_longest = 0;  // tile of queries
+};
+ComputedScores computed_scores(const AttentionProblem& p, int block_q, int block_k) {
+  constexpr std::int64_t kLooks = 64;  // tiles of queries to look at, evenly apart: a mask is a band
   const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right};
-  double columns = 0;
-  for (std::int64_t first = 0; first < p.seq_q; first += block_q) {
+  const std::int64_t q_tiles = ceil_div(p.seq_q, block_q);
+  const std::int64_t looks = std::min(q_tiles, kLooks);
+  ComputedScores computed;
+  for (std::int64_t look = 0; look < looks; ++look) {
+    const std::int64_t first = (2 * look + 1) * q_tiles / (2 * looks) * block_q;
     const std::int64_t last = std::min(first + block_q, p.seq_q) - 1;
     const Range seen{visible_keys(mask, first, p.seq_q, p.seq_k).begin, visible_keys(mask, last, p.seq_q, p.seq_k).end};
     if (seen.empty()) continue;
-    const std::int64_t tiles = (seen.end + block_k - 1) / block_k - seen.begin / block_k;
-    columns += static_cast<double>(tiles);
+    const std::int64_t tiles = ceil_div(seen.end, block_k) - seen.begin / block_k;
+    const double scores = static_cast<double>(tiles) * block_k * block_q;
+    computed.all += scores * static_cast<double>(q_tiles) / static_cast<double>(looks);
+    computed.of_longest = std::max(computed.of_longest, scores);
   }
-  return columns * block_k * block_q;
+  return computed;
 }
 
 std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& device) {
@@ -73,7 +84,7 @@ std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& d
     if (static_cast<std::size_t>(forward_shared_bytes(config)) > device.shared_memory_per_block) continue;
     // Exact sums cost a third of the speed, which is nothing where there is one tile of queries.
     if (config.in_halves && p.seq_q > config.block_q) continue;
-    const double computed = computed_scores(p, config.block_q, config.block_k);
+    const double computed = computed_scores(p, config.block_q, config.block_k).all;
     Candidate candidate;
     candidate.kernel = "attention_forward";
     candidate.config = instance_of(config).config;
@@ -85,30 +96,47 @@ std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& d
   return candidates;
 }
 
-// What the Hopper kernel's candidates count beside the portable one's. It has not run on a GPU yet: it is offered, so
-// that it can be compiled and asked for, but never chosen.
-constexpr double kUnprovenRate = 1e-6;
-
 std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = forward_refuses(p, device)) return reason;
-  if (device.compute != 90) return "needs wgmma and the copy engine of sm_90a";
+  if (device.compute != 90 || !device.specific) return "needs wgmma and the copy engine of sm_90a";
   if (!p.vectors || !p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
   if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
   return std::nullopt;
 }
 
+// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters.
+double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Config& config, const Device& device,
+                         const ComputedScores& computed) {
+  constexpr double kEachTile = 2.0;                                // of queries, beside its scores
+  const double scores_per_us = config.blocks > 1 ? 1.7e6 : 2.2e6;  // of the whole GPU, at head dim 64
+  const double columns = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
+  const double items = columns * static_cast<double>(ceil_div(p.seq_q, block_q_of(config)));
+  const double slots = static_cast<double>(device.multiprocessors) * config.blocks;
+  const double rounds = std::ceil(items / slots);
+  const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
+  const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + kEachTile);
+  const double by_longest = computed.of_longest / slot_rate + kEachTile;
+  // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first.
+  constexpr double kTicketsPay = 4;  // rounds
+  const double imbalance = !config.banded ? 1.0 : config.tickets == (rounds > kTicketsPay) ? 1.0 : 1.05;
+  return std::max(by_work, by_longest) * imbalance;
+}
+
 std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Device& device) {
+  constexpr std::int64_t kFewQueries = 16;  // a tile of 64 rows would be nearly empty
   std::vector<Candidate> candidates;
   for (const AttentionForwardSm90Config& config : forward_sm90_configs(
            p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_banded(p), is_general(p))) {
     if (static_cast<std::size_t>(forward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
-    const double computed = computed_scores(p, block_q_of(config), config.block_k);
+    const ComputedScores computed = computed_scores(p, block_q_of(config), config.block_k);
+    const double time = forward_sm90_time(p, config, device, computed);
     Candidate candidate;
     candidate.kernel = "attention_forward_sm90";
     candidate.config = instance_of(config).config;
     candidate.workspace = forward_sm90_workspace(config);
-    candidate.score = kUnprovenRate / std::max(computed, 1.0);
-    candidate.why = format("computes {:.3g} scores a head; has not run on a GPU yet", computed);
+    // Above the portable kernel's, but for few queries.
+    candidate.score = (p.seq_q > kFewQueries ? 1.0 : 1e-12) / (1.0 + time);
+    candidate.why = format("computes {:.3g} scores a head, about {:.3g} us on an H200", computed.all, time);
     candidate.forward_sm90 = config;
     candidates.push_back(std::move(candidate));
   }

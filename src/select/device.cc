@@ -32,6 +32,7 @@ Result<Device> cuda_device(std::string_view arch) {
   device.kind = Device::Kind::kCuda;
   device.name = arch;
   device.compute = compute;
+  device.specific = number != digits;
   device.shared_memory_per_block = static_cast<std::size_t>(limits.shared_memory_per_block);
   return device;
 }

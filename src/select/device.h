@@ -15,6 +15,8 @@ struct Device {
   Kind kind = Kind::kCpu;
   std::string name;                         // for people: "sm_90a", "cuda:0, NVIDIA H200, sm_90a", "cpu, 8 threads"
   int compute = 0;                          // CUDA: 10 * major + minor
+  bool specific = false;                    // CUDA: code may use what this architecture alone has, as in sm_90a
+  int multiprocessors = 132;                // CUDA: an H200's, where the architecture alone is known
   std::size_t shared_memory_per_block = 0;  // CUDA: the opt-in limit
   int threads = 1;                          // CPU
 

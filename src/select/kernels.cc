@@ -46,21 +46,28 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
 
 std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded,
                                                              bool general) {
-  const ForwardSm90Tile tile = forward_sm90_tile(dim_qk, dim_v, banded, general);
-  return {{.dtype = dtype,
-           .dim_qk = dim_qk,
-           .dim_v = dim_v,
-           .consumers = tile.consumers,
-           .block_k = tile.block_k,
-           .stages = tile.stages,
-           .q_stages = 1,
-           .blocks = 1,
-           .narrowest_panel = tile.narrowest_panel,
-           .ping_pong = tile.ping_pong,
-           .polynomial = tile.polynomial,
-           .tickets = false,
-           .banded = banded,
-           .general = general}};
+  std::vector<AttentionForwardSm90Config> configs;
+  const auto add = [&](const ForwardSm90Tile& tile, bool tickets) {
+    configs.push_back({.dtype = dtype,
+                       .dim_qk = dim_qk,
+                       .dim_v = dim_v,
+                       .consumers = tile.consumers,
+                       .block_k = tile.block_k,
+                       .stages = tile.stages,
+                       .q_stages = tile.q_stages,
+                       .blocks = tile.blocks,
+                       .narrowest_panel = tile.narrowest_panel,
+                       .ping_pong = tile.consumers > 1,
+                       .polynomial = 0,
+                       .tickets = tickets,
+                       .banded = banded,
+                       .general = general});
+  };
+  add(forward_sm90_tile(dim_qk, dim_v, general), false);
+  if (banded) add(forward_sm90_tile(dim_qk, dim_v, general), true);
+  const ForwardSm90Tile small = small_forward_sm90_tile(dim_qk, dim_v, general);
+  if (small.consumers > 0) add(small, false);
+  return configs;
 }
 
 std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
@@ -155,9 +162,9 @@ jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
 }
 
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
-  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, block_q_of(config), config.block_k, config.banded ? "_banded" : "",
-                         config.general ? "_general" : ""),
+                         config.general ? "_general" : "", config.tickets ? "_tickets" : ""),
           .header = "attention/forward_sm90.cuh",
           .entry = "attention_forward_sm90",
           .params = "AttentionForwardSm90Params",

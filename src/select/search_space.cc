@@ -1,6 +1,7 @@
 #include "select/search_space.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "jit/config_text.h"
 #include "ops/attention_params.h"
@@ -12,6 +13,8 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
+constexpr int kMostBlocks = 3;                                                       // on an SM
+constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
 
 bool is_of(const auto& config, const AttentionProblem& p) {
   return config.dtype == p.dtype && config.dim_qk == p.dim_qk && config.dim_v == p.dim_v &&
@@ -30,9 +33,10 @@ bool fits_one(const AttentionForwardConfig& config, const AttentionProblem& p, c
 
 // What the kernel's static_asserts and the copy engine's boxes allow.
 bool fits_one(const AttentionForwardSm90Config& c, const AttentionProblem& p, const Device& device) {
-  return device.compute == 90 && is_of(c, p) && c.consumers >= 1 && c.consumers <= 3 && c.block_k >= 16 &&
-         c.block_k % 16 == 0 && c.block_k <= kMostKeys && c.stages >= 2 && c.stages <= 8 &&
-         (c.blocks == 1 || (c.blocks == 2 && c.consumers == 1)) &&
+  return device.compute == 90 && device.specific && is_of(c, p) && c.consumers >= 1 && c.consumers <= 3 &&
+         c.block_k >= 16 && c.block_k % 16 == 0 && c.block_k <= kMostKeys && c.stages >= 2 && c.stages <= 8 &&
+         (c.q_stages == 1 || c.q_stages == 2) &&
+         (c.blocks == 1 || (c.blocks >= 2 && c.blocks <= kMostBlocks && c.consumers == 1)) &&
          (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial >= 0 && c.polynomial <= 8 &&
          static_cast<std::size_t>(forward_sm90_layout(c).bytes) <= device.shared_memory_per_block;
 }
@@ -53,8 +57,8 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
   const bool panels_differ = p.dim_qk % kWidestPanel != 0 || p.dim_v % kWidestPanel != 0;
   for (const int consumers : {1, 2, 3}) {
     for (int block_k = kFewestKeys; block_k <= kMostKeys; block_k += 16) {
-      for (const int stages : {2, 3, 4}) {
-        for (int blocks = 1; blocks <= (consumers == 1 ? 2 : 1); ++blocks) {
+      for (const auto& [stages, q_stages] : kStages) {
+        for (int blocks = 1; blocks <= (consumers == 1 ? kMostBlocks : 1); ++blocks) {
           for (const int panel : {64, 16}) {
             if (panel == 16 && !panels_differ) continue;
             for (const bool ping_pong : {false, true}) {
@@ -67,6 +71,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
                                                    .consumers = consumers,
                                                    .block_k = block_k,
                                                    .stages = stages,
+                                                   .q_stages = q_stages,
                                                    .blocks = blocks,
                                                    .narrowest_panel = panel,
                                                    .ping_pong = ping_pong,

@@ -72,10 +72,10 @@ TEST(ForwardSm90, default_tiles_fit_shared_memory) {
 TEST(ForwardSm90, a_box_ends_with_the_head_dim_so_that_what_fills_up_a_tile_is_zero) {
   const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
   ASSERT_TRUE(boxes.ok());
-  ASSERT_EQ(boxes->k.size(), 3U);
+  ASSERT_EQ(boxes->k.count, 3);
   const std::uint32_t widths[] = {64, 32, 16};
   for (std::size_t i = 0; i < 3; ++i) {
-    const cuda::TensorBox& box = boxes->k[i];
+    const cuda::TensorBox& box = boxes->k.box[i];
     EXPECT_EQ(box.columns, widths[i]);
     EXPECT_EQ(box.address, kAddress);
     EXPECT_EQ(box.extents, (std::array<std::uint64_t, 4>{112, 200, 4, 3}));
@@ -84,15 +84,15 @@ TEST(ForwardSm90, a_box_ends_with_the_head_dim_so_that_what_fills_up_a_tile_is_z
   }
   const auto wide = forward_sm90_boxes(args_for(72, false), config_for(72, 64));
   ASSERT_TRUE(wide.ok());
-  ASSERT_EQ(wide->q.size(), 1U);
-  EXPECT_EQ(wide->q[0].extents[0], 72U);
-  EXPECT_EQ(wide->q[0].rows, static_cast<std::uint32_t>(block_q_of(config_for(72, 64))));
+  ASSERT_EQ(wide->q.count, 1);
+  EXPECT_EQ(wide->q.box[0].extents[0], 72U);
+  EXPECT_EQ(wide->q.box[0].rows, static_cast<std::uint32_t>(block_q_of(config_for(72, 64))));
 }
 
 TEST(ForwardSm90, packed_rows_are_found_and_rows_beyond_their_sequence_are_outside_of_the_box) {
   const auto boxes = forward_sm90_boxes(args_for(64, true), config_for(64, 64));
   ASSERT_TRUE(boxes.ok());
-  const cuda::TensorBox& box = boxes->k.at(0);
+  const cuda::TensorBox& box = boxes->k.box[0];
   const int starts[] = {0, 200, 260, 450};
   for (int sequence = 0; sequence < 3; ++sequence) {
     const int begin = starts[sequence];
@@ -131,12 +131,12 @@ TEST(ForwardSm90, every_tile_is_taken_once_and_the_last_queries_of_a_section_fir
   }
 }
 
-TEST(ForwardSm90, is_offered_on_hopper_but_not_chosen_before_it_has_run_there) {
+TEST(ForwardSm90, is_chosen_on_hopper_and_nowhere_else) {
   AttentionProblem problem = args_for(128, false).problem;
   const auto hopper = select::select_attention(problem, *select::cuda_device("sm_90a"));
   ASSERT_FALSE(hopper.candidates.empty());
-  EXPECT_EQ(hopper.candidates.front().kernel, "attention_forward");
-  EXPECT_EQ(hopper.candidates.back().kernel, "attention_forward_sm90");
+  EXPECT_EQ(hopper.candidates.front().kernel, "attention_forward_sm90");
+  EXPECT_EQ(hopper.candidates.back().kernel, "attention_forward");
   problem.tensor_maps = false;
   std::set<std::string> refused;
   for (const auto& refusal : select::select_attention(problem, *select::cuda_device("sm_90a")).refusals) {
@@ -144,8 +144,10 @@ TEST(ForwardSm90, is_offered_on_hopper_but_not_chosen_before_it_has_run_there) {
   }
   EXPECT_TRUE(refused.count("attention_forward_sm90"));
   problem.tensor_maps = true;
-  for (const auto& candidate : select::select_attention(problem, *select::cuda_device("sm_89")).candidates) {
-    EXPECT_NE(candidate.kernel, "attention_forward_sm90");
+  for (const char* arch : {"sm_89", "sm_90"}) {
+    for (const auto& candidate : select::select_attention(problem, *select::cuda_device(arch)).candidates) {
+      EXPECT_NE(candidate.kernel, "attention_forward_sm90");
+    }
   }
 }
 
