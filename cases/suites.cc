@@ -332,7 +332,7 @@ std::vector<Case> hostile() {
       }
       for (Distribution d : {Distribution::kSteps, Distribution::kSink}) {
         out.push_back(make(op, dtype, {1, 130, 700, 2, 1, 64, 64}, {values(d)}));
-        out.push_back(make(op, dtype, {1, 270, 700, 2, 2, 128, 128}, {values(d), causal(), bottom_right()}));
+        out.push_back(make(op, dtype, {1, 270, 700, 2, 2, 64, 64}, {values(d), causal(), bottom_right()}));
         out.push_back(make(op, dtype, {1, 90, 300, 2, 1, 80, 80}, {values(d), window(150, 20), bottom_right()}));
       }
       out.push_back(make(op, dtype, {1, 704, 704, 1, 1, 64, 64}, {values(Distribution::kLogitsMinus120)}));

@@ -18,7 +18,9 @@ struct Key {
   std::int32_t op, threads;
   tessera_device device;
   tessera_dtype dtype;
-  std::uint32_t given;    // which optional tensors, and which tensors' rows all start at multiples of 16 bytes
+  // Which optional tensors; which tensors' rows all start at multiples of 16 bytes; which of q, k and v the copy engine
+  // of a GPU can read.
+  std::uint32_t given;
   std::int32_t ndims[4];  // q, k, v, slopes
   std::int64_t shapes[3][4];
   std::int64_t batch, pages;  // of cu_seqlens or the page table
@@ -41,6 +43,15 @@ bool aligned(const tessera_tensor* t) {
   return all % kVector == 0;
 }
 
+// As the library looks at strides (src/api/check.cc).
+bool mappable(const tessera_tensor* t) {
+  constexpr std::int64_t kEnd = std::int64_t{1} << 39;
+  for (int i = 0; i + 1 < t->ndim && t->strides != nullptr; ++i) {
+    if (t->shape[i] > 1 && (t->strides[i] <= 0 || t->strides[i] >= kEnd)) return false;
+  }
+  return true;
+}
+
 Key key_of(tessera_attention_op op, const tessera_attention& a) {
   Key key;
   std::memset(&key, 0, sizeof key);
@@ -55,6 +66,10 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
   }
   for (const tessera_tensor* t : {a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv}) {
     if (t != nullptr && aligned(t)) key.given |= bit;
+    bit <<= 1;
+  }
+  for (const tessera_tensor* t : {a.q, a.k, a.v}) {
+    if (mappable(t)) key.given |= bit;
     bit <<= 1;
   }
   const tessera_tensor* inputs[] = {a.q, a.k, a.v};

@@ -436,6 +436,7 @@ struct ForwardSm90Consumer {
     }
   }
   __forceinline__ void release_q() {
+    __syncwarp();  // every lane has read the notes before, whose places this may free
     release(kAt.q_empty, q_use.index);
     q_use.advance();
   }

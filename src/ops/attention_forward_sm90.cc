@@ -115,6 +115,9 @@ Status enqueue_forward_sm90(const cuda::Kernel& kernel, const AttentionArgs& arg
   if (what->grid.x == 0) return {};
   const auto boxes = forward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
+  // The driver makes tensor maps only where a context is current.
+  const auto scope = cuda::ContextScope::enter(kernel.device);
+  if (!scope.ok()) return scope.status();
   if (Status s = encode_all(boxes->q, what->params.q); !s.ok()) return s;
   if (Status s = encode_all(boxes->k, what->params.k); !s.ok()) return s;
   if (Status s = encode_all(boxes->v, what->params.v); !s.ok()) return s;

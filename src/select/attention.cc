@@ -111,7 +111,9 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
   const double scores_per_us = config.blocks > 1 ? 1.7e6 : 2.2e6;  // of the whole GPU, at head dim 64
   const double columns = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
   const double items = columns * static_cast<double>(ceil_div(p.seq_q, block_q_of(config)));
-  const double slots = static_cast<double>(device.multiprocessors) * config.blocks;
+  // Blocks that have an SM for themselves are not slowed by others.
+  const double blocks = std::clamp(std::ceil(items / device.multiprocessors), 1.0, static_cast<double>(config.blocks));
+  const double slots = device.multiprocessors * blocks;
   const double rounds = std::ceil(items / slots);
   const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
   const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + kEachTile);
