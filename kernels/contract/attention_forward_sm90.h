@@ -12,13 +12,14 @@ struct AttentionForwardSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int consumers;        // warpgroups of 64 query rows each, 1 to 3; one more loads
+  int consumers;        // warpgroups of 64 query rows, 1 to 3; one more loads
   int block_k;          // keys of a step
-  int stages;           // of K and of V, 2 or more
+  int stages;           // of K and of V, 2 or more; split: a multiple of the consumers
   int q_stages;         // of Q: 2 to load the next tile's ahead
   int blocks;           // on an SM at a time: 1, or several of one consumer
   int narrowest_panel;  // 64 or 16: what fills up the last columns of a tile (contract/tensor_map.h)
-  bool ping_pong;       // consumers take turns on the tensor cores
+  bool split;           // the consumers have the same 64 rows, and deal its tiles of keys out among them
+  bool ping_pong;       // consumers take turns on the tensor cores; not where split
   int polynomial;       // of 8 exponentials, how many the FMA units compute
   bool tickets;         // blocks draw their tiles from a counter, else each has its own
   bool banded;          // causal or a window: some tiles are skipped and some masked
@@ -36,6 +37,7 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
   visit("q_stages", config.q_stages);
   visit("blocks", config.blocks);
   visit("narrowest_panel", config.narrowest_panel);
+  visit("split", config.split);
   visit("ping_pong", config.ping_pong);
   visit("polynomial", config.polynomial);
   visit("tickets", config.tickets);
@@ -46,7 +48,9 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
 constexpr int kWarpgroup = 128;
 constexpr int kConsumerRows = 64;
 
-constexpr int block_q_of(const AttentionForwardSm90Config& config) { return config.consumers * kConsumerRows; }
+constexpr int block_q_of(const AttentionForwardSm90Config& config) {
+  return (config.split ? 1 : config.consumers) * kConsumerRows;
+}
 constexpr int threads_of(const AttentionForwardSm90Config& config) { return (config.consumers + 1) * kWarpgroup; }
 
 // Registers of a producer's and of a consumer's thread. A block starts with the same number for all, and the producer
@@ -74,6 +78,8 @@ struct ForwardSm90Layout {
   int k_stage;  // bytes
   int v;        // [stages][block_k, dim_v]
   int v_stage;  // bytes
+  int parts;    // split: [consumers - 1][dim_v / 8 + 1][kWarpgroup] x 16 bytes, what each has for the first to add
+  int part;     // bytes
   int q_full;   // [q_stages] barriers: Q is there
   int q_empty;  // [q_stages] Q is used up
   int k_full;   // [stages]
@@ -92,7 +98,9 @@ constexpr ForwardSm90Layout forward_sm90_layout(const AttentionForwardSm90Config
   at.q_stage = tile_bytes(block_q_of(config), config.dim_qk, config.narrowest_panel);
   at.k = config.q_stages * at.q_stage;
   at.v = at.k + config.stages * at.k_stage;
-  at.q_full = at.v + config.stages * at.v_stage;
+  at.parts = at.v + config.stages * at.v_stage;
+  at.part = (config.dim_v / 8 + 1) * kWarpgroup * 16;
+  at.q_full = at.parts + (config.split ? config.consumers - 1 : 0) * at.part;
   at.q_empty = at.q_full + 8 * config.q_stages;
   at.k_full = at.q_empty + 8 * config.q_stages;
   at.k_empty = at.k_full + 8 * config.stages;
