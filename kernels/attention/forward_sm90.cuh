@@ -160,10 +160,28 @@ struct ForwardSm90Producer {
     notes.advance();
   }
 
-  __forceinline__ void run() {
+  __forceinline__ void init_barriers() const {
+    constexpr unsigned kWarps = config.consumers * 4;
+    constexpr unsigned kWarpsOfPlace = config.split ? 4 : kWarps;  // of K or V
+    for (int i = 0; i < config.q_stages; ++i) {
+      barrier_init(shared + kAt.q_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps);
+    }
+    for (int i = 0; i < config.stages; ++i) {
+      barrier_init(shared + kAt.k_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.k_empty + i * kBarrierBytes, kWarpsOfPlace);
+      barrier_init(shared + kAt.v_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.v_empty + i * kBarrierBytes, kWarpsOfPlace);
+    }
+    barrier_init_done();
+  }
+  __forceinline__ void prefetch_maps() const {
     prefetch_map(p.q.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
     prefetch_map(p.k.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
     prefetch_map(p.v.by_width[map_index(panel_at(config.dim_v, kPanels, 0).width)]);
+  }
+
+  __forceinline__ void run() {
     unsigned index = blockIdx.x;
     for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
       const ForwardSm90Note note = note_of(index);
@@ -520,7 +538,7 @@ struct ForwardSm90Consumer {
   }
   __forceinline__ void add_parts() {
     barrier_wait(kPartsLeft, config.consumers * kWarpgroup);
-#pragma unroll
+#pragma unroll 1  // one part at a time has registers
     for (int of = 1; of < config.consumers; ++of) {
       float rows[4], mine[2], theirs[2];
       load_shared_floats(rows, part_of(of) + kValueTiles * kWarpgroup * 16);
@@ -647,33 +665,20 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   // One consumer alone on an SM: each thread may have as many registers as it can name from the start.
   constexpr bool kMovesRegisters = config.consumers * config.blocks > 1;
   constexpr RegisterSplit kRegisters = register_split(config);
-  constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
+  constexpr int kBarriersAreThere = 0;  // a named barrier; those who load do not wait for the others
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);
-  if (threadIdx.x == 0) {
-    constexpr unsigned kWarps = config.consumers * 4;
-    constexpr unsigned kWarpsOfPlace = config.split ? 4 : kWarps;
-    for (int i = 0; i < config.q_stages; ++i) {
-      barrier_init(shared + kAt.q_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps);
-    }
-    for (int i = 0; i < config.stages; ++i) {
-      barrier_init(shared + kAt.k_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.k_empty + i * kBarrierBytes, kWarpsOfPlace);
-      barrier_init(shared + kAt.v_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.v_empty + i * kBarrierBytes, kWarpsOfPlace);
-    }
-    barrier_init_done();
-  }
-  __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
+    ForwardSm90Producer<config> producer{p, shared};
+    if (threadIdx.x == 32) producer.prefetch_maps();  // by a warp that has nothing else to do
+    if (threadIdx.x == 0) producer.init_barriers();
+    __syncwarp();
+    barrier_arrive(kBarriersAreThere, threads_of(config));
     if constexpr (kMovesRegisters) give_registers<kRegisters.producer>();
-    if (threadIdx.x == 0) {
-      ForwardSm90Producer<config> producer{p, shared};
-      producer.run();
-    }
+    if (threadIdx.x == 0) producer.run();
   } else {
+    barrier_wait(kBarriersAreThere, threads_of(config));
     if constexpr (kMovesRegisters) take_registers<kRegisters.consumer>();
     ForwardSm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
                                          static_cast<int>(threadIdx.x) % kWarpgroup / 32};

@@ -15,7 +15,8 @@ struct WorkItem {
 // so that their keys and values stay in the L2 cache; among those the last queries first, since they see the most keys
 // where the mask is causal.
 constexpr WorkItem work_item(unsigned index, unsigned q_tiles, unsigned columns, unsigned heads_q, unsigned together) {
-  const unsigned first = index / (together * q_tiles) * together;
+  const unsigned at_a_time = together * q_tiles;
+  const unsigned first = index < at_a_time ? 0 : index / at_a_time * together;  // a division is what a small grid feels
   const unsigned width = columns - first < together ? columns - first : together;
   const unsigned within = index - first * q_tiles;
   const unsigned column = first + within % width;
