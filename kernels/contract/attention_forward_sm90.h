@@ -140,6 +140,16 @@ constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool ge
   return {1, 64, 3, 2, 3, 64};
 }
 
+// For fewer tiles of 64 queries than SMs: consumers that share them (split), with two places each. consumers 0: there is
+// none.
+constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (dim <= 64) return {3, 64, 6, 2, 1, 64};
+  if (dim <= 96 && !general) return {3, 64, 6, 1, 1, 16};
+  if (dim <= 128) return {2, general ? 64 : 80, 4, 1, 1, 64};
+  return {};
+}
+
 struct alignas(64) AttentionForwardSm90Params {
   PanelMaps q;  // boxes of block_q rows
   PanelMaps k;  // boxes of block_k rows

@@ -104,10 +104,12 @@ std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const
   return std::nullopt;
 }
 
-// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters.
+// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters. What is said of split
+// tiles is estimated.
 double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Config& config, const Device& device,
                          const ComputedScores& computed) {
-  constexpr double kEachTile = 2.0;                                // of queries, beside its scores
+  constexpr double kMerge = 0.3;                                   // what split consumers have, into one
+  const double each_tile = 2.0 + (config.split ? kMerge : 0.0);    // of queries, beside its scores
   const double scores_per_us = config.blocks > 1 ? 1.7e6 : 2.2e6;  // of the whole GPU, at head dim 64
   const double columns = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
   const double items = columns * static_cast<double>(ceil_div(p.seq_q, block_q_of(config)));
@@ -116,12 +118,14 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
   const double slots = device.multiprocessors * blocks;
   const double rounds = std::ceil(items / slots);
   const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
-  const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + kEachTile);
-  const double by_longest = computed.of_longest / slot_rate + kEachTile;
+  const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + each_tile);
+  const double by_longest = computed.of_longest / slot_rate + each_tile;
   // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first.
   constexpr double kTicketsPay = 4;  // rounds
   const double imbalance = !config.banded ? 1.0 : config.tickets == (rounds > kTicketsPay) ? 1.0 : 1.05;
-  return std::max(by_work, by_longest) * imbalance;
+  // Consumers of one tile have each its start and its end to wait through. With tiles for all, each has its own.
+  const double shared_rows = config.split && rounds > 1 ? 1.5 : 1.0;
+  return std::max(by_work, by_longest) * imbalance * shared_rows;
 }
 
 std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Device& device) {

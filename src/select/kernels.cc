@@ -47,7 +47,7 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
 std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded,
                                                              bool general) {
   std::vector<AttentionForwardSm90Config> configs;
-  const auto add = [&](const ForwardSm90Tile& tile, bool tickets) {
+  const auto add = [&](const ForwardSm90Tile& tile, bool tickets, bool split) {
     configs.push_back({.dtype = dtype,
                        .dim_qk = dim_qk,
                        .dim_v = dim_v,
@@ -57,16 +57,19 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
                        .q_stages = tile.q_stages,
                        .blocks = tile.blocks,
                        .narrowest_panel = tile.narrowest_panel,
-                       .ping_pong = tile.consumers > 1,
+                       .split = split,
+                       .ping_pong = tile.consumers > 1 && !split,
                        .polynomial = 0,
                        .tickets = tickets,
                        .banded = banded,
                        .general = general});
   };
-  add(forward_sm90_tile(dim_qk, dim_v, general), false);
-  if (banded) add(forward_sm90_tile(dim_qk, dim_v, general), true);
+  add(forward_sm90_tile(dim_qk, dim_v, general), false, false);
+  if (banded) add(forward_sm90_tile(dim_qk, dim_v, general), true, false);
   const ForwardSm90Tile small = small_forward_sm90_tile(dim_qk, dim_v, general);
-  if (small.consumers > 0) add(small, false);
+  if (small.consumers > 0) add(small, false, false);
+  const ForwardSm90Tile split = split_forward_sm90_tile(dim_qk, dim_v, general);
+  if (split.consumers > 0) add(split, false, true);
   return configs;
 }
 
@@ -162,9 +165,10 @@ jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
 }
 
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
-  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, block_q_of(config), config.block_k, config.banded ? "_banded" : "",
-                         config.general ? "_general" : "", config.tickets ? "_tickets" : ""),
+  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, block_q_of(config), config.block_k, config.split ? "_split" : "",
+                         config.banded ? "_banded" : "", config.general ? "_general" : "",
+                         config.tickets ? "_tickets" : ""),
           .header = "attention/forward_sm90.cuh",
           .entry = "attention_forward_sm90",
           .params = "AttentionForwardSm90Params",

@@ -151,6 +151,49 @@ TEST(ForwardSm90, is_chosen_on_hopper_and_nowhere_else) {
   }
 }
 
+TEST(ForwardSm90, consumers_share_rows_where_few_queries_see_many_keys) {
+  const auto is_split = [](std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k, int dim, bool causal) {
+    AttentionProblem problem = args_for(dim, false).problem;
+    problem.batch = batch;
+    problem.heads_q = problem.heads_kv = 8;
+    problem.seq_q = seq_q;
+    problem.seq_k = seq_k;
+    problem.causal = causal;
+    problem.alignment = Alignment::kBottomRight;
+    problem.scale = 0.125f;
+    const auto chosen = select::select_attention(problem, *select::cuda_device("sm_90a")).candidates.front();
+    return chosen.forward_sm90 && chosen.forward_sm90->split;
+  };
+  for (const bool causal : {false, true}) {
+    for (const int dim : {32, 64, 80, 128}) {
+      EXPECT_TRUE(is_split(1, 512, 512, dim, causal)) << dim;
+      EXPECT_TRUE(is_split(1, 64, 4096, dim, causal)) << dim;
+      EXPECT_FALSE(is_split(32, 512, 512, dim, causal)) << dim;
+      EXPECT_FALSE(is_split(1, 8192, 8192, dim, causal)) << dim;
+    }
+    EXPECT_FALSE(is_split(1, 64, 64, 64, causal));
+    EXPECT_FALSE(is_split(32, 128, 128, 64, causal));
+    EXPECT_FALSE(is_split(1, 512, 512, 192, causal));
+  }
+}
+
+TEST(ForwardSm90, parts_of_consumers_that_share_rows_lie_between_the_tiles_and_the_barriers) {
+  for (const int dim : {64, 80, 128}) {
+    const auto config = select::forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).back();
+    ASSERT_TRUE(config.split);
+    EXPECT_EQ(block_q_of(config), 64);
+    const ForwardSm90Layout at = forward_sm90_layout(config);
+    EXPECT_EQ(at.q_stage, 64 * padded_dim(dim, config.narrowest_panel) * 2);
+    EXPECT_EQ(at.parts, at.v + config.stages * at.v_stage);
+    EXPECT_EQ(at.parts % 16, 0);
+    // O, two references and two sums for each thread of all consumers but one, fp32.
+    EXPECT_EQ(at.q_full - at.parts, (config.consumers - 1) * kWarpgroup * (64 * dim / kWarpgroup + 4) * 4);
+    auto alone = config;
+    alone.split = false;
+    EXPECT_EQ(forward_sm90_layout(alone).parts, forward_sm90_layout(alone).q_full);
+  }
+}
+
 TEST(ForwardSm90, tensor_maps_are_made_by_the_driver) {
   REQUIRE_DEVICE();
   const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
