@@ -86,10 +86,9 @@ if ! skipped verify; then
     start "verify_full_$arch" 280 "$tessera" verify --device cuda --suite full --arch-code $arch \
       --json "$out/verify_full_$arch.json" --record "$record"
   done
-  for arch in native sm_90; do
-    start "verify_hostile_$arch" 120 "$tessera" verify --device cuda --suite hostile --arch-code $arch \
-      --json "$out/verify_hostile_$arch.json"
-  done
+  start verify_hostile 120 "$tessera" verify --device cuda --suite hostile --json "$out/verify_hostile.json"
+  start verify_hostile_sm_90 120 "$tessera" verify --device cuda --suite hostile --arch-code sm_90 \
+    --json "$out/verify_hostile_sm_90.json"
   start verify_long 150 "$tessera" verify --device cuda --suite long --json "$out/verify_long.json"
   start verify_repeat 200 "$tessera" verify --device cuda --suite full --filter det --repeat 100 \
     --json "$out/verify_repeat.json"
