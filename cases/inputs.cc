@@ -80,7 +80,8 @@ void fill_q_and_k(const Case& c, HostTensor& q, HostTensor& k) {
       const double unit = 1 / (static_cast<double>(c.problem.scale) * static_cast<double>(dims));
       const auto logit = [&](std::int64_t s) {
         if (c.distribution == Distribution::kSink) return s == 0 ? 200.0 : 0.0;
-        return 30.0 * static_cast<double>((c.problem.seq_k - 1 - s) / 64);
+        const std::int64_t steps = (c.problem.seq_k - 1 - s) / 64;
+        return 30.0 * static_cast<double>(steps);
       };
       fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return 1 + stream_q.normal(n) / 16; });
       fill(k, [&](std::int64_t s, std::int64_t, std::int64_t n) { return logit(s) * unit + stream_k.normal(n) / 4; });

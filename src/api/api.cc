@@ -60,14 +60,15 @@ Result<Device> device_at(tessera_device place) {
   if (place.type == TESSERA_CPU) return tessera::select::cpu_device(threads_in_use());
   auto info = tessera::cuda::device(place.index);
   if (!info.ok()) return info.status();
-  const tessera::cuda::CodeArch code = tessera::cuda::code_arch_of(*info);
+  const auto code = tessera::cuda::code_arch_of(*info);
+  if (!code.ok()) return code.status();
   Device device;
   device.kind = Device::Kind::kCuda;
-  device.name = format("cuda:{}, {}, {}", place.index, info->name, code.target.arch);
-  device.compute = code.compute;
-  device.specific = code.specific;
+  device.name = format("cuda:{}, {}, {}", place.index, info->name, code->target.arch);
+  device.compute = code->compute;
+  device.specific = code->specific;
   device.multiprocessors = info->multiprocessors;
-  device.shared_memory_per_block = code.shared_memory_per_block;
+  device.shared_memory_per_block = code->shared_memory_per_block;
   return device;
 }
 

@@ -223,7 +223,9 @@ Result<KernelBench> bench_gpu_kernels(Device& device, const std::string& filter,
   if (!info.ok()) return info.status();
   const Result<cuda::CUcontext> context = cuda::primary_context(device.cuda_index());
   if (!context.ok()) return context.status();
-  const cuda::CodeArch code = cuda::code_arch_of(*info);
+  const Result<cuda::CodeArch> arch = cuda::code_arch_of(*info);
+  if (!arch.ok()) return arch.status();
+  const cuda::CodeArch& code = *arch;
   for (const jit::KernelInstance& instance :
        first_use ? select::kernels_for(code.target.arch) : std::vector<jit::KernelInstance>()) {
     if (instance.name.find(filter) == std::string::npos) continue;

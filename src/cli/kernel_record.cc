@@ -1,6 +1,9 @@
 #include "cli/kernel_record.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
@@ -15,6 +18,23 @@ namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Held from reading a record to writing it: several runs of verify may share one.
+class RecordLock {
+ public:
+  explicit RecordLock(const std::string& file)
+      : fd_(open((file + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644)) {
+    if (fd_ >= 0) flock(fd_, LOCK_EX);
+  }
+  RecordLock(const RecordLock&) = delete;
+  RecordLock& operator=(const RecordLock&) = delete;
+  ~RecordLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+ private:
+  int fd_;  // -1: a folder that cannot be written, which writing the record will say
+};
 
 // An empty record where there is no file; what is no record counts as none.
 Json read_record(const fs::path& file) {
@@ -108,6 +128,9 @@ void note_sources(Json& json) {
 
 Status record_verified(const std::string& file, const std::vector<std::string>& headers, const Proof& proof) {
   if (Status s = may_record(); !s.ok()) return s;
+  std::error_code ignored;
+  fs::create_directories(fs::path(file).parent_path(), ignored);
+  const RecordLock lock(file);
   Json record = read_record(file);
   for (const std::string& header : headers) {
     Json& entry = record["kernels"][header];
@@ -117,8 +140,6 @@ Status record_verified(const std::string& file, const std::vector<std::string>& 
     }
     entry["archs"][proof.arch] = Json{{"gpu", proof.gpu}, {"date", today()}, {"by", proof.by}};
   }
-  std::error_code ignored;
-  fs::create_directories(fs::path(file).parent_path(), ignored);
   std::ofstream out(file);
   out << record.dump(2) << '\n';
   out.close();

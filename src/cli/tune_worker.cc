@@ -135,9 +135,10 @@ class Server {
     if (!device.ok()) return failed(device.status());
     const Result<cuda::DeviceInfo> info = cuda::device((*device)->cuda_index());
     if (!info.ok()) return failed(info.status());
-    const cuda::CodeArch code = cuda::code_arch_of(*info);
+    const Result<cuda::CodeArch> code = cuda::code_arch_of(*info);
+    if (!code.ok()) return failed(code.status());
     std::vector<jit::CompileRequest> requests;
-    for (const int c : candidates) requests.push_back({select::instance_of(config(c)), code.target, {}, {}});
+    for (const int c : candidates) requests.push_back({select::instance_of(config(c)), code->target, {}, {}});
     jit::GateOptions options;
     options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     const Result<jit::GateReport> report = jit::run_gate(requests, options);
@@ -146,7 +147,7 @@ class Server {
     for (const jit::GateRow& row : report->rows) {
       // A GPU newer than the table of limits: ptxas's word is enough.
       const bool compiled = row.resources.registers >= 0 && row.resources.spill_store_bytes == 0;
-      const bool unknown = limits_of(code.compute).arch == 0;
+      const bool unknown = limits_of(code->compute).arch == 0;
       reasons.push_back(unknown && compiled ? std::string() : row.failure);
     }
     return {{"reasons", reasons}};

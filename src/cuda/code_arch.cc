@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 
 #include "contract/arch.h"
 #include "ops/format.h"
@@ -11,7 +12,10 @@ namespace {
 
 constexpr const char* kSpecific = "sm_90a";
 
-std::atomic<int> chosen{0};  // compute capability times ten, without what is its own; 0: each device's own
+// Compute capability times ten, without what is its own; kOwn: each device's own.
+constexpr int kOwn = -1;
+constexpr int kNotSet = 0;
+std::atomic<int> chosen{kNotSet};
 
 // 0: no such architecture.
 int compute_of(const std::string& arch) {
@@ -56,11 +60,19 @@ Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch
   return arch_at(device, compute);
 }
 
-void set_code_arch(const CodeArch& arch) { chosen.store(arch.specific ? 0 : arch.compute); }
+void set_code_arch(const CodeArch& arch) { chosen.store(arch.specific ? kOwn : arch.compute); }
 
-CodeArch code_arch_of(const DeviceInfo& device) {
+Result<CodeArch> code_arch_of(const DeviceInfo& device) {
+  static const std::string asked = [] {
+    const char* const text = std::getenv("TESSERA_CODE_ARCH");
+    return std::string(text != nullptr && *text != '\0' ? text : "native");
+  }();
   const int compute = chosen.load(std::memory_order_relaxed);
-  return compute == 0 ? native_arch(device) : arch_at(device, compute);
+  if (compute == kOwn || (compute == kNotSet && asked == "native")) return native_arch(device);
+  if (compute != kNotSet) return arch_at(device, compute);
+  Result<CodeArch> arch = code_arch_for(device, asked);
+  if (!arch.ok()) return Status(arch.status().code(), format("TESSERA_CODE_ARCH: {}", arch.status().message()));
+  return arch;
 }
 
 }  // namespace tessera::cuda

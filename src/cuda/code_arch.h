@@ -1,5 +1,5 @@
-// Which architecture's code a device runs: its own, unless verify and bench ask for an older one's, to prove on one GPU
-// what others will run. The older code travels as PTX, and the selector sees the older limits.
+// Which architecture's code a device runs: its own, unless verify, bench or TESSERA_CODE_ARCH ask for an older one's,
+// to prove on one GPU what others will run. The older code travels as PTX, and the selector sees the older limits.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ Status check_arch_name(const std::string& arch);
 // in the C ABI.
 void set_code_arch(const CodeArch& arch);
 
-// What is in force for a device.
-CodeArch code_arch_of(const DeviceInfo& device);
+// What is in force for a device: what was set, else what TESSERA_CODE_ARCH says, else its own.
+Result<CodeArch> code_arch_of(const DeviceInfo& device);
 
 }  // namespace tessera::cuda

@@ -107,7 +107,8 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
     return Status(TESSERA_UNSUPPORTED, format("device {} ({}) has compute capability {}.{}; 7.5 or newer is needed",
                                               device_index, info->name, info->major, info->minor));
   }
-  return load_kernel(device_index, instance, code_arch_of(*info).target);
+  const auto code = code_arch_of(*info);
+  return code.ok() ? load_kernel(device_index, instance, code->target) : code.status();
 }
 
 std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances() {

@@ -21,8 +21,8 @@ struct TensorBox {
   bool operator==(const TensorBox&) const = default;
 };
 
-// Host work alone, in any current context; TESSERA_UNSUPPORTED where the driver is too old to know tensor maps. A thread remembers the maps
-// that it asked for last, and gets one again without the driver.
+// Host work alone, in any current context; TESSERA_UNSUPPORTED where the driver is too old to know tensor maps. A
+// thread remembers the maps that it asked for last, and gets one again without the driver.
 Result<TensorMap> encode(const TensorBox& box);
 
 }  // namespace tessera::cuda

@@ -76,7 +76,8 @@ std::string source_hash() {
 }
 
 std::string gpu_key(const cuda::DeviceInfo& device) {
-  return format("{}, {}", device.name, cuda::code_arch_of(device).target.arch);
+  const auto code = cuda::code_arch_of(device);
+  return format("{}, {}", device.name, code.ok() ? code->target.arch : "no code");
 }
 
 std::optional<select::TunedForward> find_tuned(const cuda::DeviceInfo& device, const AttentionProblem& problem) {

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 
 #include "cases/cases.h"
 
@@ -269,6 +270,21 @@ TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
   EXPECT_EQ(changed.code, 1);
   EXPECT_TRUE(holds(changed.text, "attention/forward.cuh  changed since it was verified: sm_75 on a GPU"))
       << changed.text;
+}
+
+TEST_F(Cli, runs_at_the_same_time_may_share_a_record) {
+  const std::vector<std::string> kernels = {"attention/backward.cuh",     "attention/backward_convert.cuh",
+                                            "attention/backward_dq.cuh",  "attention/forward.cuh",
+                                            "attention/forward_sm90.cuh", "attention/split_combine.cuh"};
+  std::vector<std::thread> threads;
+  for (const std::string& kernel : kernels) {
+    threads.emplace_back([&, kernel] {
+      const Answer answer = run("kernels --record " + file("record.json") + " --by hand --kernel " + kernel, kFakeGpu);
+      EXPECT_EQ(answer.code, 0) << answer.text;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(json("record.json")["kernels"].size(), kernels.size());
 }
 
 TEST_F(Cli, kernels_from_a_folder_are_named_and_never_recorded_as_verified) {

@@ -62,7 +62,7 @@ TEST(CodeArch, older_code_is_ptx_with_the_older_limits_and_own_code_a_cubin) {
 
 TEST(CodeArch, an_arch_that_is_unknown_or_newer_than_the_device_is_refused_with_a_sentence) {
   const DeviceInfo ampere = some_device(8, 0, 163 * 1024);
-  for (const char* arch : {"sm_86", "sm_90a"}) {
+  for (const char* arch : {"sm_86", "sm_90", "sm_90a"}) {
     const auto code = code_arch_for(ampere, arch);
     ASSERT_FALSE(code.ok()) << arch;
     EXPECT_EQ(code.status().code(), TESSERA_INVALID_ARGUMENT);
@@ -71,7 +71,13 @@ TEST(CodeArch, an_arch_that_is_unknown_or_newer_than_the_device_is_refused_with_
   // sm_90a's instructions are not in what comes after.
   EXPECT_FALSE(code_arch_for(some_device(10, 0, 227 * 1024), "sm_90a").ok());
   EXPECT_TRUE(code_arch_for(some_device(10, 0, 227 * 1024), "sm_89").ok());
-  for (const char* arch : {"", "sm_12", "sm_90", "sm_75a", "75", "SM_75"}) {
+  // sm_90 is Hopper without what it alone has, and its own code, not PTX.
+  const auto plain = code_arch_for(some_device(9, 0, 227 * 1024), "sm_90");
+  ASSERT_TRUE(plain.ok());
+  EXPECT_EQ(plain->target, (jit::Target{"sm_90", false}));
+  EXPECT_FALSE(plain->specific);
+  EXPECT_TRUE(code_arch_for(some_device(9, 0, 227 * 1024), "sm_90a")->specific);
+  for (const char* arch : {"", "sm_12", "sm_75a", "75", "SM_75"}) {
     const auto code = code_arch_for(ampere, arch);
     ASSERT_FALSE(code.ok()) << arch;
     EXPECT_NE(code.status().message().find("sm_75"), std::string::npos) << code.status().message();
@@ -81,10 +87,10 @@ TEST(CodeArch, an_arch_that_is_unknown_or_newer_than_the_device_is_refused_with_
 TEST(CodeArch, the_choice_holds_for_the_process_until_taken_back) {
   const DeviceInfo hopper = some_device(9, 0, 227 * 1024);
   set_code_arch(*code_arch_for(hopper, "sm_75"));
-  EXPECT_EQ(code_arch_of(hopper).target, (jit::Target{"sm_75", true}));
-  EXPECT_EQ(code_arch_of(hopper).compute, 75);
+  EXPECT_EQ(code_arch_of(hopper)->target, (jit::Target{"sm_75", true}));
+  EXPECT_EQ(code_arch_of(hopper)->compute, 75);
   set_code_arch(*code_arch_for(hopper, "native"));
-  EXPECT_EQ(code_arch_of(hopper).target, (jit::Target{"sm_90a", false}));
+  EXPECT_EQ(code_arch_of(hopper)->target, (jit::Target{"sm_90a", false}));
 }
 
 TEST(CodeArch, kernels_are_loaded_for_the_chosen_arch) {
