@@ -139,7 +139,7 @@ struct ForwardSm90Producer {
   }
 
   __forceinline__ ForwardSm90Note note_of(unsigned index) const {
-    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.heads_q, p.together);
+    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.by_heads_q, p.together);
     ForwardSm90Note note = {};
     note.batch = item.batch;
     note.head = item.head;
@@ -195,7 +195,7 @@ struct ForwardSm90Producer {
       }
       const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, note.len_q, note.batch);
       const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, note.len_k, note.batch);
-      const int head = static_cast<int>(note.head / p.group);
+      const int head = static_cast<int>(p.by_group.quotient(note.head));
       load<block_q_of(config), config.dim_qk>(shared + kAt.q + q_use.index * kAt.q_stage, p.q, q_full, note.first_q,
                                               static_cast<int>(note.head), q_origin);
       q_use.advance();

@@ -5,6 +5,7 @@
 #include "contract/band.h"
 #include "contract/tensor_map.h"
 #include "contract/types.h"
+#include "contract/work_order.h"
 
 namespace tessera {
 
@@ -140,8 +141,8 @@ constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool ge
   return {1, 64, 3, 2, 3, 64};
 }
 
-// For fewer tiles of 64 queries than SMs: consumers that share them (split), with two places each. consumers 0: there is
-// none.
+// For fewer tiles of 64 queries than SMs: consumers that share them (split), with two places each. consumers 0: there
+// is none.
 constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   if (dim <= 64) return {3, 64, 6, 2, 1, 64};
@@ -166,10 +167,12 @@ struct alignas(64) AttentionForwardSm90Params {
   int seq_q;  // the longest sequence's, where packed
   int seq_k;
   unsigned heads_q;
-  unsigned group;     // query heads that share a key head
-  unsigned q_tiles;   // of the longest sequence
-  unsigned columns;   // heads of all sequences: B Hq
-  unsigned together;  // of them, how many are worked on together: their K and V fit the L2 cache
+  unsigned group;    // query heads that share a key head
+  unsigned q_tiles;  // of the longest sequence
+  unsigned columns;  // heads of all sequences: B Hq
+  Divisor together;  // of them, how many are worked on together: their K and V fit the L2 cache
+  Divisor by_heads_q;
+  Divisor by_group;
   Band band;
   float scale;
   float softcap;  // 0: none

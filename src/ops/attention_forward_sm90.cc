@@ -98,7 +98,10 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   // Heads by groups of one size, so that the last one is no short rest that begins with the longest tiles.
   const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes)) * group;
   const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
-  params.together = static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group));
+  params.together =
+      divisor(static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group)));
+  params.by_heads_q = divisor(params.heads_q);
+  params.by_group = divisor(params.group);
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.blocks));
   return cuda::Work<AttentionForwardSm90Params>{params, {blocks, 1, 1}};

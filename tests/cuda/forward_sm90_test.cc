@@ -110,22 +110,41 @@ TEST(ForwardSm90, packed_rows_are_found_and_rows_beyond_their_sequence_are_outsi
   }
 }
 
+TEST(ForwardSm90, a_divisor_divides_every_number_below_two_to_the_31) {
+  constexpr unsigned kLargest = 0x7fffffffU;
+  std::set<unsigned> divisors = {kLargest, kLargest - 1, 1U << 31};
+  for (unsigned by = 1; by <= 600; ++by) divisors.insert(by);
+  for (unsigned power = 1; power < 31; ++power) {
+    for (const unsigned by : {(1U << power) - 1, 1U << power, (1U << power) + 1}) divisors.insert(by);
+  }
+  for (const unsigned by : divisors) {
+    const Divisor d = divisor(by);
+    std::set<unsigned> dividends = {0, 1, kLargest - 1, kLargest};
+    for (unsigned step = 0; step <= 1000; ++step) {  // multiples, and what is just below them, where errors would show
+      const auto multiple = static_cast<unsigned>(std::uint64_t{kLargest / by} * step / 1000) * by;
+      dividends.insert({multiple, multiple > 0 ? multiple - 1 : 0, std::min(multiple, kLargest - by / 2) + by / 2});
+    }
+    for (const unsigned n : dividends) ASSERT_EQ(d.quotient(n), n / by) << n << " / " << by;
+  }
+}
+
 TEST(ForwardSm90, every_tile_is_taken_once_and_the_last_queries_of_a_section_first) {
   for (const unsigned blocks : {1U, 7U, 132U}) {
     for (const unsigned q_tiles : {1U, 5U, 13U}) {
-      for (const unsigned together : {1U, 4U, 24U}) {
+      for (const unsigned together : {1U, 4U, 9U, 24U}) {
         constexpr unsigned kHeads = 8, kColumns = 24;
         std::map<unsigned, unsigned> seen;  // tile: by how many
         for (unsigned block = 0; block < blocks; ++block) {
           for (unsigned round = 0; own_index(round, block, blocks) < q_tiles * kColumns; ++round) {
-            const WorkItem item = work_item(own_index(round, block, blocks), q_tiles, kColumns, kHeads, together);
+            const WorkItem item =
+                work_item(own_index(round, block, blocks), q_tiles, kColumns, divisor(kHeads), divisor(together));
             ASSERT_LT(item.head, kHeads);
             ++seen[(item.batch * kHeads + item.head) * q_tiles + item.q_tile];
           }
         }
         ASSERT_EQ(seen.size(), q_tiles * kColumns) << blocks << ", " << q_tiles << ", " << together;
         for (const auto& [tile, count] : seen) ASSERT_EQ(count, 1U) << tile;
-        EXPECT_EQ(work_item(0, q_tiles, kColumns, kHeads, together).q_tile, q_tiles - 1);
+        EXPECT_EQ(work_item(0, q_tiles, kColumns, divisor(kHeads), divisor(together)).q_tile, q_tiles - 1);
       }
     }
   }
