@@ -13,7 +13,7 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 3;                                                       // on an SM
+constexpr int kMostBlocks = 4;                                                       // on an SM
 constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
 // Of each consumer's K and V, where they share rows.
 constexpr std::pair<int, int> kSplitStages[] = {{1, 1}, {2, 1}, {2, 2}};

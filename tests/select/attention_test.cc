@@ -205,6 +205,12 @@ TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_regist
   EXPECT_EQ(ping_pong, (std::set<int>{0, 1}));
   EXPECT_EQ(tickets, (std::set<int>{0, 1}));
   EXPECT_FALSE(portable.empty()) << "the portable kernel competes too";
+  std::set<int> keys_of_four;  // blocks on an SM: 104 registers
+  for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 64), gpu)) {
+    if (std::holds_alternative<AttentionForwardConfig>(config) || hopper(config).blocks < 4) continue;
+    keys_of_four.insert(hopper(config).block_k);
+  }
+  EXPECT_EQ(keys_of_four, (std::set<int>{48}));
   for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 128), gpu)) {
     if (std::holds_alternative<AttentionForwardConfig>(config)) continue;
     EXPECT_EQ(hopper(config).narrowest_panel, 64);
