@@ -149,7 +149,7 @@ struct ForwardSm90Producer {
     const KeyRange keys = note.keys_of<config>(p, note.first_q, block_q_of(config));
     note.first_tile = keys.first_tile(config.block_k);
     note.last_tile = keys.last_tile(config.block_k);
-    note.turn = k_use.index % config.consumers;
+    if constexpr (config.split) note.turn = k_use.index % config.consumers;
     return note;
   }
   __forceinline__ void write(const ForwardSm90Note& note) {
