@@ -118,9 +118,11 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
   const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
   const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + kEachTile);
   const double by_longest = computed.of_longest / slot_rate + kEachTile;
-  // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first.
+  // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first. Several blocks
+  // an SM even out by themselves.
   constexpr double kTicketsPay = 4;  // rounds
-  const double imbalance = !config.banded ? 1.0 : config.tickets == (rounds > kTicketsPay) ? 1.0 : 1.05;
+  const bool even = !config.banded || config.blocks > 1 || config.tickets == (rounds > kTicketsPay);
+  const double imbalance = even ? 1.0 : 1.05;
   return std::max(by_work, by_longest) * imbalance;
 }
 
