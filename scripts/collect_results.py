@@ -42,7 +42,7 @@ def dump(value, depth=0):
 def without_paths(value):
     """Folders of the machine that measured are no part of a result."""
     if isinstance(value, dict):
-        dropped = ("directory", "path", "library", "places", "cache")
+        dropped = ("directory", "path", "file", "library", "places", "cache")
         return {key: without_paths(item) for key, item in value.items() if key not in dropped}
     if isinstance(value, list):
         return [without_paths(item) for item in value]

@@ -52,11 +52,9 @@ struct Stage {
   unsigned parity = 0;
 
   __forceinline__ void advance() {
-    index += step;
-    if (index >= stages) {
-      index -= stages;
-      parity ^= 1;
-    }
+    const bool wraps = index >= stages - step;
+    index = wraps ? index - (stages - step) : index + step;
+    parity ^= wraps ? 1 : 0;
   }
 };
 
@@ -87,8 +85,7 @@ template <AttentionForwardSm90Config config>
 struct ForwardSm90Producer {
   static constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
   static constexpr int kPanels = config.narrowest_panel;
-  static constexpr int kAhead =
-      config.split ? config.consumers : 1;  // tiles of K before V: one for each who has its own
+  static constexpr int kAhead = config.split ? config.consumers : 1;  // tiles of K before V
 
   const AttentionForwardSm90Params& p;
   unsigned shared;
@@ -221,8 +218,7 @@ struct ForwardSm90Consumer {
   static constexpr int kValueTiles = config.dim_v / 8;
   static constexpr int kQkSteps = (config.dim_qk + 15) / 16;
   static constexpr int kPvSteps = config.block_k / 16;
-  static constexpr int kStep =
-      config.split ? config.consumers : 1;  // from one of a consumer's tiles of keys to the next
+  static constexpr int kStep = config.split ? config.consumers : 1;  // from one tile of keys to the next
   // Named barriers.
   static constexpr int kFirstTurn = 1;  // consumer 0's turn; the others' follow
   static constexpr int kPartsLeft = 4;

@@ -1,6 +1,7 @@
 #include "cuda/device.h"
 
-#include <map>
+#include <array>
+#include <atomic>
 #include <mutex>
 
 #include "ops/format.h"
@@ -27,7 +28,8 @@ struct Registry {
   std::mutex mutex;
   bool listed = false;
   std::vector<DeviceInfo> devices;
-  std::map<int, CUcontext> contexts;
+  // Read without the lock: every launch asks. More devices than this are asked for each time.
+  std::array<std::atomic<CUcontext>, 64> contexts = {};
 };
 
 // Never destroyed: the driver may be gone before static destructors run.
@@ -108,18 +110,23 @@ std::string arch_of(const DeviceInfo& device) {
 }
 
 Result<CUcontext> primary_context(int index) {
+  Registry& r = registry();
+  const bool kept = index >= 0 && index < static_cast<int>(r.contexts.size());
+  if (kept) {
+    if (const CUcontext known = r.contexts[index].load(std::memory_order_acquire); known != nullptr) return known;
+  }
   const auto info = device(index);
   if (!info.ok()) return info.status();
   const Driver& d = **driver();  // it is there: the device is
-  Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  const auto known = r.contexts.find(index);
-  if (known != r.contexts.end()) return known->second;
+  if (kept) {
+    if (const CUcontext known = r.contexts[index].load(std::memory_order_relaxed); known != nullptr) return known;
+  }
   CUdevice handle = 0;
   CUcontext context = nullptr;
   if (Status s = status_of(d, d.device_get(&handle, index), "cuDeviceGet"); !s.ok()) return s;
   if (Status s = status_of(d, d.primary_retain(&context, handle), "cuDevicePrimaryCtxRetain"); !s.ok()) return s;
-  r.contexts.emplace(index, context);
+  if (kept) r.contexts[index].store(context, std::memory_order_release);
   return context;
 }
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -68,9 +69,10 @@ std::vector<std::string> resolve(void* library, Driver& d) {
 
 Result<const Driver*> driver() {
   static std::mutex mutex;
-  static const Driver* loaded = nullptr;  // never closed: kernels may run until the process ends
+  static std::atomic<const Driver*> loaded{nullptr};  // never closed: kernels may run until the process ends
+  if (const Driver* known = loaded.load(std::memory_order_acquire); known != nullptr) return known;
   const std::lock_guard lock(mutex);
-  if (loaded != nullptr) return loaded;
+  if (const Driver* known = loaded.load(std::memory_order_relaxed); known != nullptr) return known;
 
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -88,8 +90,9 @@ Result<const Driver*> driver() {
     dlclose(library);
     return Status(TESSERA_NO_DEVICE, failure.message());
   }
-  loaded = new Driver(found);
-  return loaded;
+  const Driver* const kept = new Driver(found);
+  loaded.store(kept, std::memory_order_release);
+  return kept;
 }
 
 Status status_of(const Driver& driver, CUresult result, const std::string& what) {

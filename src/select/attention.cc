@@ -120,10 +120,12 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
   const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
   const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + each_tile);
   const double by_longest = computed.of_longest / slot_rate + each_tile;
-  // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first.
+  // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first. Several blocks
+  // an SM even out by themselves.
   constexpr double kTicketsPay = 4;  // rounds
-  const double imbalance = !config.banded ? 1.0 : config.tickets == (rounds > kTicketsPay) ? 1.0 : 1.05;
-  // Consumers of one tile have each its start and its end to wait through. With tiles for all, each has its own.
+  const bool even = !config.banded || config.blocks > 1 || config.tickets == (rounds > kTicketsPay);
+  const double imbalance = even ? 1.0 : 1.05;
+  // Consumers that share a tile wait through its start and its end together; with tiles for all, each has its own.
   const double shared_rows = config.split && rounds > 1 ? 1.5 : 1.0;
   return std::max(by_work, by_longest) * imbalance * shared_rows;
 }

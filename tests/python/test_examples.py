@@ -9,10 +9,14 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_finetune_phi_trains_a_toy():
+@pytest.mark.parametrize("weights", [[], ["--four-bit"]])
+def test_finetune_phi_trains_a_toy(weights):
     pytest.importorskip("transformers", minversion="5.5")
+    if weights:
+        pytest.importorskip("bitsandbytes")
     script = [sys.executable, ROOT / "examples" / "finetune_phi.py"]
-    run = subprocess.run([*script, "--steps", "3", "--seq", "64", "--checkpointing"], capture_output=True, text=True)
+    options = ["--steps", "3", "--seq", "64", "--checkpointing", *weights]
+    run = subprocess.run([*script, *options], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "2 of 2 attention layers run on tessera" in run.stdout
     assert "tokens/s" in run.stdout and "peak memory" in run.stdout

@@ -222,6 +222,30 @@ def test_gradient_checkpointing_changes_nothing(name):
     assert_same(logits_and_gradients(model, "tessera", ids, mask), want, 1e-6)
 
 
+def test_four_bit_weights_are_left_as_they_are():
+    bnb = pytest.importorskip("bitsandbytes")
+    torch.manual_seed(3)
+    model = MODELS["llama"]().eval()
+    for module in [m for m in model.model.layers.modules() if not isinstance(m, torch.nn.Linear)]:
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear):
+                quantised = bnb.nn.Linear4bit(child.in_features, child.out_features, child.bias is not None)
+                quantised.load_state_dict(child.state_dict())
+                setattr(module, name, quantised.to("cpu"))
+    layers = [m for m in model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert len(layers) == 2 * 7
+    packed = [layer.weight.data.clone() for layer in layers]
+    assert all(weight.dtype == torch.uint8 for weight in packed)
+    ids = tokens()
+    logits = {}
+    with torch.no_grad():
+        for implementation in ("eager", "tessera"):
+            model.set_attn_implementation(implementation)
+            logits[implementation] = model(ids).logits
+    assert_same((logits["tessera"], {}), (logits["eager"], {}))
+    assert all(torch.equal(layer.weight.data, weight) for layer, weight in zip(layers, packed))
+
+
 def test_an_encoder_with_padding():
     config = transformers.BertConfig(
         vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,

@@ -1,9 +1,10 @@
-// What racecheck makes of three ways to hand shared memory from some warps of a block to others, each correct:
+// What racecheck makes of four ways to hand shared memory from some warps of a block to others, each correct:
 //
 //   nvcc -arch=sm_90 handover.cu -o handover
 //   compute-sanitizer --tool racecheck ./handover block      __syncthreads
 //   compute-sanitizer --tool racecheck ./handover named      bar.arrive by those who write, bar.sync by those who read
 //   compute-sanitizer --tool racecheck ./handover mbarrier   a pair of mbarriers, full and empty
+//   compute-sanitizer --tool racecheck ./handover lane       the same, one lane arriving for its warp after __syncwarp
 //
 // A step ends with __syncthreads in the first two, so that no write can meet a read of the step before.
 #include <cstdio>
@@ -65,6 +66,7 @@ __device__ void wait(unsigned barrier, unsigned parity) {
   }
 }
 
+template <bool one_lane>
 __global__ void by_mbarrier(int steps, unsigned* out) {
   __shared__ unsigned x[kPlaces];
   __shared__ unsigned long long full[kPlaces], empty[kPlaces];
@@ -72,7 +74,8 @@ __global__ void by_mbarrier(int steps, unsigned* out) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < kPlaces; ++i) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(full + i)) : "memory");
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(empty + i)), "r"(kHalf) : "memory");
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(empty + i)), "r"(one_lane ? kHalf / 32 : kHalf)
+                   : "memory");
     }
   }
   __syncthreads();
@@ -87,7 +90,10 @@ __global__ void by_mbarrier(int steps, unsigned* out) {
     } else if (threadIdx.x >= kHalf) {
       wait(address(full + place), parity);
       sum += x[place];
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(empty + place)) : "memory");
+      if (one_lane) __syncwarp();
+      if (!one_lane || threadIdx.x % 32 == 0) {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address(empty + place)) : "memory");
+      }
     }
   }
   out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
@@ -104,9 +110,11 @@ int main(int argc, char** argv) {
     } else if (std::strcmp(way, "named") == 0) {
       by_named<<<kBlocks, 2 * kHalf>>>(50, out);
     } else if (std::strcmp(way, "mbarrier") == 0) {
-      by_mbarrier<<<kBlocks, 2 * kHalf>>>(50, out);
+      by_mbarrier<false><<<kBlocks, 2 * kHalf>>>(50, out);
+    } else if (std::strcmp(way, "lane") == 0) {
+      by_mbarrier<true><<<kBlocks, 2 * kHalf>>>(50, out);
     } else {
-      std::puts("usage: handover block|named|mbarrier");
+      std::puts("usage: handover block|named|mbarrier|lane");
       return 2;
     }
   }
