@@ -62,7 +62,7 @@ struct RegisterSplit {
 };
 constexpr RegisterSplit register_split(const AttentionForwardSm90Config& config) {
   const int at_start = 65536 / config.blocks / threads_of(config) / 8 * 8;
-  const int producer = config.blocks > 2 ? 24 : config.consumers == 3 ? 32 : 40;
+  const int producer = config.blocks > 2 ? 24 : config.consumers == 3 && !config.split ? 32 : 40;
   return {producer, (at_start * (config.consumers + 1) - producer) / config.consumers / 8 * 8};
 }
 
