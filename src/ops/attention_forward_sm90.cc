@@ -31,8 +31,9 @@ Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int
   const std::int64_t last = of.packed ? of.total + 1 : of.batch;
   box.extents = {static_cast<std::uint64_t>(of.dim), static_cast<std::uint64_t>(of.seq),
                  static_cast<std::uint64_t>(of.heads), static_cast<std::uint64_t>(last)};
-  box.strides = {stride(of.packed ? last : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
-                 stride(last, of.packed ? view.seq_stride : view.batch_stride)};
+  // Packed, both axes of rows move by rows, of which there may be one.
+  box.strides = {stride(of.packed ? of.total : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
+                 of.packed ? stride(of.total, view.seq_stride) : stride(of.batch, view.batch_stride)};
   if (of.packed) {
     const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
     if (before > box.address) return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: sequences are too long");
@@ -115,7 +116,7 @@ Status enqueue_forward_sm90(const cuda::Kernel& kernel, const AttentionArgs& arg
                             const AttentionForwardSm90Config& config, void* workspace, cuda::CUstream stream) {
   auto what = forward_sm90_work(args, config, kernel.multiprocessors);
   if (!what.ok()) return what.status();
-  if (what->grid.x == 0) return {};
+  if (args.problem.batch == 0 || args.problem.seq_q == 0) return {};
   const auto boxes = forward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
   // The driver makes tensor maps only where a context is current.

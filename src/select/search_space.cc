@@ -13,7 +13,9 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 4;                                                       // on an SM
+constexpr int kMostBlocks = 4;  // on an SM
+// A share of the exponentials by a polynomial has not paid, and the polynomial does not show when it overflows.
+constexpr int kPolynomials[] = {0};
 constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
 // Of each consumer's K and V, where they share rows.
 constexpr std::pair<int, int> kSplitStages[] = {{1, 1}, {2, 1}, {2, 2}};
@@ -40,7 +42,7 @@ bool fits_one(const AttentionForwardSm90Config& c, const AttentionProblem& p, co
          (c.q_stages == 1 || c.q_stages == 2) &&
          (!c.split || (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong)) &&
          (c.blocks == 1 || (c.blocks >= 2 && c.blocks <= kMostBlocks && c.consumers == 1)) &&
-         (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial >= 0 && c.polynomial <= 8 &&
+         (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial == 0 &&
          static_cast<std::size_t>(forward_sm90_layout(c).bytes) <= device.shared_memory_per_block;
 }
 
@@ -67,7 +69,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
   const auto visit_details = [&] {
     for (const int panel : {64, 16}) {
       if (panel == 16 && !panels_differ) continue;
-      for (const int polynomial : {0, 1, 2}) {
+      for (const int polynomial : kPolynomials) {
         for (const bool tickets : {false, true}) {
           c.narrowest_panel = panel;
           c.polynomial = polynomial;
