@@ -162,7 +162,7 @@ struct ForwardSm90Producer {
     constexpr unsigned kWarpsOfPlace = config.split ? 4 : kWarps;  // of K or V
     for (int i = 0; i < config.q_stages; ++i) {
       barrier_init(shared + kAt.q_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps);
+      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps * 32);
     }
     for (int i = 0; i < config.stages; ++i) {
       barrier_init(shared + kAt.k_full + i * kBarrierBytes, 1);
@@ -473,8 +473,8 @@ struct ForwardSm90Consumer {
     }
   }
   __forceinline__ void release_q() {
-    __syncwarp();  // every lane has read the notes before, whose places this may free
-    release(kAt.q_empty, q_use.index);
+    // Every lane for itself: it has read the notes before, whose places this may free.
+    barrier_arrive(shared + kAt.q_empty + q_use.index * kBarrierBytes);
     q_use.advance();
   }
 

@@ -19,6 +19,7 @@ struct OnlineSoftmax {
 
   static constexpr float kSlack = 8.0f;          // the reference follows a maximum that exceeds it by 2^kSlack
   static constexpr float kTooLarge = 32768.0f;   // of a sum of probabilities; fp16 ends at 65504
+  static constexpr float kExactShift = 1 << 12;  // below, added to a logarithm, it costs less than 16 bits round off
   static constexpr float kLost = 1e38f;          // the sum may hold an infinity, and the score behind it is gone
   static constexpr float kLargeShift = 1 << 24;  // its rounding may be more than one
 
@@ -104,9 +105,9 @@ struct OnlineSoftmax {
     return true;
   }
 
-  // Scores from their exponentials; false if some are beyond that.
+  // Scores from their exponentials; false if some are beyond that, or the shift would round off too much of them.
   __forceinline__ bool restore(Scores& scores) const {
-    bool lost = false;
+    bool lost = !(fabsf(shift_of(0)) < kExactShift && fabsf(shift_of(1)) < kExactShift);
 #pragma unroll
     for (int i = 0; i < tiles * 4; ++i) lost |= !(scores[i] < kLost);
     if (polynomial > 0 || __any_sync(0xffffffffu, lost)) return false;
@@ -134,8 +135,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float next = fmaxf(reference[half], largest[half]);
-        // Both -inf: no key seen yet, and nothing to scale.
-        decay[half] = next == -infinity() ? 1.0f : fast_exp2((reference[half] - next) * scale_log2);
+        decay[half] = factor_between(reference[half], next);
         reference[half] = next;
         row_sum[half] *= decay[half];
       }
