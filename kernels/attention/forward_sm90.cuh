@@ -61,7 +61,7 @@ struct Stage {
 // What the producer tells the consumers of a tile of queries, beside its Q.
 struct ForwardSm90Note {
   unsigned batch, head;
-  int first_q;  // none: there is no more work
+  int first_q;  // row of the tile, a query's, or where joined a query's head's; none: there is no more work
   int len_q, len_k;
   int first_tile, last_tile;  // of keys that some row of the block sees; last < first: none
   int turn;                   // split: whose is the last tile, and so the first to be loaded
@@ -73,10 +73,19 @@ struct ForwardSm90Note {
     return p.band.bottom_right ? len_k - len_q : 0;
   }
   template <AttentionForwardSm90Config config>
+  __forceinline__ int rows_of_sequence(const AttentionForwardSm90Params& p) const {
+    return config.joined ? len_q * static_cast<int>(p.group) : len_q;
+  }
+  template <AttentionForwardSm90Config config>
+  static __forceinline__ int query_at(const AttentionForwardSm90Params& p, int row) {
+    return config.joined ? static_cast<int>(p.by_group.quotient(row)) : row;
+  }
+  template <AttentionForwardSm90Config config>
   __forceinline__ KeyRange keys_of(const AttentionForwardSm90Params& p, int first, int rows) const {
-    const int last = min(first + rows, len_q) - 1;
-    if constexpr (!config.banded) return last < first ? KeyRange{0, 0, 0, 0} : KeyRange{0, len_k, 0, len_k};
-    return key_range(p.band, position_offset(p), first, last, len_k);
+    const int last = min(first + rows, rows_of_sequence<config>(p)) - 1;
+    if (last < first) return KeyRange{0, 0, 0, 0};
+    if constexpr (!config.banded) return KeyRange{0, len_k, 0, len_k};
+    return key_range(p.band, position_offset(p), query_at<config>(p, first), query_at<config>(p, last), len_k);
   }
 };
 static_assert(sizeof(ForwardSm90Note) == kNoteBytes);
@@ -111,6 +120,17 @@ struct ForwardSm90Producer {
     barrier_wait_parity(shared + kAt.q_empty + q_use.index * kBarrierBytes, q_use.parity ^ 1);
     return shared + kAt.q_full + q_use.index * kBarrierBytes;
   }
+  // Joined, the map has heads on its second axis and queries on its third, and a box has all heads of a group.
+  __forceinline__ void load_q(const ForwardSm90Note& note, unsigned full, const RowOrigin& origin) {
+    const unsigned destination = shared + kAt.q + q_use.index * kAt.q_stage;
+    const int head = static_cast<int>(note.head);
+    if constexpr (config.joined) {
+      const int query = origin.y + ForwardSm90Note::query_at<config>(p, note.first_q);
+      load<block_q_of(config), config.dim_qk>(destination, p.q, full, head, query, {0, origin.z});
+    } else {
+      load<block_q_of(config), config.dim_qk>(destination, p.q, full, note.first_q, head, origin);
+    }
+  }
   __forceinline__ void load_k(int tile, int head, const RowOrigin& origin) {
     const unsigned full = shared + kAt.k_full + k_use.index * kBarrierBytes;
     barrier_wait_parity(shared + kAt.k_empty + k_use.index * kBarrierBytes, k_use.parity ^ 1);
@@ -136,10 +156,10 @@ struct ForwardSm90Producer {
   }
 
   __forceinline__ ForwardSm90Note note_of(unsigned index) const {
-    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.by_heads_q, p.together);
+    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.by_heads, p.together);
     ForwardSm90Note note = {};
     note.batch = item.batch;
-    note.head = item.head;
+    note.head = config.joined ? item.head * p.group : item.head;
     note.first_q = static_cast<int>(item.q_tile) * block_q_of(config);
     note.len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     note.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
@@ -193,8 +213,7 @@ struct ForwardSm90Producer {
       const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, note.len_q, note.batch);
       const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, note.len_k, note.batch);
       const int head = static_cast<int>(p.by_group.quotient(note.head));
-      load<block_q_of(config), config.dim_qk>(shared + kAt.q + q_use.index * kAt.q_stage, p.q, q_full, note.first_q,
-                                              static_cast<int>(note.head), q_origin);
+      load_q(note, q_full, q_origin);
       q_use.advance();
       for (int tile = note.last_tile + kAhead; tile >= note.first_tile; --tile) {
         if (tile - kAhead >= note.first_tile) load_k(tile - kAhead, head, k_origin);
@@ -246,7 +265,7 @@ struct ForwardSm90Consumer {
 
   __forceinline__ int first_row() const { return config.split ? 0 : consumer * kConsumerRows; }  // in the tile
   __forceinline__ int row_of(int half) const { return warp * 16 + half * 8 + lane / 4; }
-  __forceinline__ int query_of(int half) const { return first_q + row_of(half); }
+  __forceinline__ int query_of(int half) const { return ForwardSm90Note::query_at<config>(p, first_q + row_of(half)); }
 
   __forceinline__ void wait(int barriers, int index, unsigned parity) {
     barrier_wait_parity(shared + barriers + index * kBarrierBytes, parity);
@@ -558,9 +577,11 @@ struct ForwardSm90Consumer {
     for (int half = 0; half < 2; ++half) {
       const float sum = softmax.total(half);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      const int query = of.first_q + first_row() + row_of(half);
+      const int row = of.first_q + first_row() + row_of(half);
+      const int query = ForwardSm90Note::query_at<config>(p, row);
+      const int head = config.joined ? row - query * static_cast<int>(p.group) : 0;  // from of.head on
       if (p.lse && lane % 4 == 0 && query < of.len_q) {
-        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, of.batch, of.head) + query] =
+        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, of.batch, of.head + head) + query] =
             sum == 0.0f ? -infinity() : softmax.log_of(sum, half);
       }
 #pragma unroll
@@ -574,7 +595,7 @@ struct ForwardSm90Consumer {
         }
         transpose_quad(words);
         if (query < of.len_q && n + lane % 4 < kValueTiles) {
-          store_16(out + query * p.o_strides.seq + (n + lane % 4) * 8, words);
+          store_16(out + head * p.o_strides.head + query * p.o_strides.seq + (n + lane % 4) * 8, words);
         }
       }
     }
@@ -656,6 +677,7 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   static_assert(config.blocks >= 1 && (config.blocks == 1 || config.consumers == 1));
   static_assert(!config.split || (config.consumers > 1 && config.stages % config.consumers == 0 && !config.ping_pong));
   static_assert(config.q_stages == 1 || config.q_stages == 2);
+  static_assert(!config.joined || !config.general);  // slopes are a head's
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
   // One consumer alone on an SM: each thread may have as many registers as it can name from the start.

@@ -19,6 +19,7 @@ struct AttentionForwardSm90Config {
   int q_stages;         // of Q: 2 to load the next tile's ahead
   int blocks;           // on an SM at a time: 1, or several of one consumer
   int narrowest_panel;  // 64 or 16: what fills up the last columns of a tile (contract/tensor_map.h)
+  bool joined;          // rows of a tile are all query heads of a key head, query by query
   bool split;           // the consumers have the same 64 rows, and deal its tiles of keys out among them
   bool ping_pong;       // consumers take turns on the tensor cores; not where split
   int polynomial;       // of 8 exponentials, how many the FMA units compute
@@ -38,6 +39,7 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
   visit("q_stages", config.q_stages);
   visit("blocks", config.blocks);
   visit("narrowest_panel", config.narrowest_panel);
+  visit("joined", config.joined);
   visit("split", config.split);
   visit("ping_pong", config.ping_pong);
   visit("polynomial", config.polynomial);
@@ -171,7 +173,7 @@ struct alignas(64) AttentionForwardSm90Params {
   unsigned q_tiles;  // of the longest sequence
   unsigned columns;  // heads of all sequences: B Hq
   Divisor together;  // of them, how many are worked on together: their K and V fit the L2 cache
-  Divisor by_heads_q;
+  Divisor by_heads;  // of a sequence's columns: Hq, or Hkv where joined
   Divisor by_group;
   Band band;
   float scale;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <utility>
 
 #include "ops/attention_params.h"
 #include "ops/extents.h"
@@ -19,7 +20,9 @@ struct TensorExtents {
   std::int64_t total;
 };
 
-Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel) {
+// joined: 0, or heads that a box has of each of its rows / joined queries; heads are then the second axis.
+Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel,
+                            std::int64_t joined = 0) {
   const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
   // The stride of an axis of one does not matter, but must be one that the driver takes.
   const auto stride = [&](std::int64_t extent, std::int64_t elements) {
@@ -38,6 +41,12 @@ Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int
     const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
     if (before > box.address) return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: sequences are too long");
     box.address -= before;
+  }
+  if (joined > 0) {
+    std::swap(box.extents[1], box.extents[2]);
+    std::swap(box.strides[0], box.strides[1]);
+    box.rows = static_cast<std::uint32_t>(joined);
+    box.layers = static_cast<std::uint32_t>(rows / joined);
   }
   PanelBoxes list;
   const int dim = static_cast<int>(of.dim);
@@ -66,7 +75,8 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
   const TensorExtents of_q{p.batch, p.seq_q, p.heads_q, p.dim_qk, p.varlen, p.total_q};
   const TensorExtents of_k{p.batch, p.seq_k, p.heads_kv, p.dim_qk, p.varlen, p.total_k};
   const TensorExtents of_v{p.batch, p.seq_k, p.heads_kv, p.dim_v, p.varlen, p.total_k};
-  auto q = boxes_of(args.q, of_q, block_q_of(config), config.narrowest_panel);
+  const std::int64_t joined = config.joined ? p.heads_q / p.heads_kv : 0;
+  auto q = boxes_of(args.q, of_q, block_q_of(config), config.narrowest_panel, joined);
   auto k = boxes_of(args.k, of_k, config.block_k, config.narrowest_panel);
   auto v = boxes_of(args.v, of_v, config.block_k, config.narrowest_panel);
   for (const auto* boxes : {&q, &k, &v}) {
@@ -80,13 +90,15 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
                                                                  int multiprocessors) {
   constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
   const AttentionProblem& p = args.problem;
-  const std::int64_t q_tiles = ceil_div(p.seq_q, block_q_of(config));
-  const std::int64_t columns = p.batch * p.heads_q;
-  const std::int64_t tiles = saturating_product(q_tiles, p.batch, p.heads_q);
+  const std::int64_t heads_a_key = p.heads_q / p.heads_kv;
+  const std::int64_t heads = config.joined ? p.heads_kv : p.heads_q;
+  const std::int64_t group = config.joined ? 1 : heads_a_key;  // columns that share keys
+  const std::int64_t q_tiles = ceil_div(p.seq_q * (config.joined ? heads_a_key : 1), block_q_of(config));
+  const std::int64_t columns = p.batch * heads;
+  const std::int64_t tiles = saturating_product(q_tiles, p.batch, heads);
   if (tiles > INT_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
   }
-  const std::int64_t group = p.heads_q / p.heads_kv;
   const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, kBytes);
   AttentionForwardSm90Params params = {};
   fill_problem(params, args);
@@ -101,11 +113,16 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
   params.together =
       divisor(static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group)));
-  params.by_heads_q = divisor(params.heads_q);
+  params.by_heads = divisor(static_cast<unsigned>(heads));
   params.by_group = divisor(params.group);
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.blocks));
   return cuda::Work<AttentionForwardSm90Params>{params, {blocks, 1, 1}};
+}
+
+bool can_join_heads(const AttentionProblem& problem, const AttentionForwardSm90Config& config) {
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  return group > 1 && block_q_of(config) % group == 0 && !config.general;
 }
 
 std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config) {

@@ -57,6 +57,7 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
                        .q_stages = tile.q_stages,
                        .blocks = tile.blocks,
                        .narrowest_panel = tile.narrowest_panel,
+                       .joined = false,
                        .split = split,
                        .ping_pong = tile.consumers > 1 && !split,
                        .polynomial = 0,
@@ -165,10 +166,10 @@ jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
 }
 
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
-  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, block_q_of(config), config.block_k, config.split ? "_split" : "",
-                         config.banded ? "_banded" : "", config.general ? "_general" : "",
-                         config.tickets ? "_tickets" : ""),
+                         config.joined ? "_joined" : "", config.banded ? "_banded" : "",
+                         config.general ? "_general" : "", config.tickets ? "_tickets" : ""),
           .header = "attention/forward_sm90.cuh",
           .entry = "attention_forward_sm90",
           .params = "AttentionForwardSm90Params",
@@ -218,6 +219,10 @@ void add_forward_sm90(std::vector<jit::KernelInstance>& list, DType dtype, int d
   for (const AttentionForwardSm90Config& config :
        forward_sm90_configs(dtype, dim_qk, dim_v, variant.banded, variant.general)) {
     list.push_back(instance_of(config));
+    if (config.general || (dim_qk != 64 && dim_qk != 128)) continue;
+    AttentionForwardSm90Config joined = config;
+    joined.joined = true;
+    list.push_back(instance_of(joined));
   }
 }
 

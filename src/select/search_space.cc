@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "jit/config_text.h"
+#include "ops/attention_forward_sm90.h"
 #include "ops/attention_params.h"
 #include "select/attention.h"
 
@@ -39,7 +40,7 @@ bool fits_one(const AttentionForwardConfig& config, const AttentionProblem& p, c
 bool fits_one(const AttentionForwardSm90Config& c, const AttentionProblem& p, const Device& device) {
   return device.compute == 90 && device.specific && is_of(c, p) && c.consumers >= 1 && c.consumers <= 3 &&
          c.block_k >= 16 && c.block_k % 16 == 0 && c.block_k <= kMostKeys && c.stages >= 2 && c.stages <= 8 &&
-         (c.q_stages == 1 || c.q_stages == 2) &&
+         (c.q_stages == 1 || c.q_stages == 2) && (!c.joined || can_join_heads(p, c)) &&
          (!c.split || (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong)) &&
          (c.blocks == 1 || (c.blocks >= 2 && c.blocks <= kMostBlocks && c.consumers == 1)) &&
          (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial == 0 &&
@@ -71,10 +72,13 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
       if (panel == 16 && !panels_differ) continue;
       for (const int polynomial : kPolynomials) {
         for (const bool tickets : {false, true}) {
-          c.narrowest_panel = panel;
-          c.polynomial = polynomial;
-          c.tickets = tickets;
-          visit(c);
+          for (const bool joined : {false, true}) {
+            c.narrowest_panel = panel;
+            c.polynomial = polynomial;
+            c.tickets = tickets;
+            c.joined = joined;
+            if (!joined || can_join_heads(p, c)) visit(c);
+          }
         }
       }
     }
