@@ -13,9 +13,7 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 3;  // on an SM
-// A share of the exponentials by a polynomial has not paid, and the polynomial does not show when it overflows.
-constexpr int kPolynomials[] = {0};
+constexpr int kMostBlocks = 3;                                                       // on an SM
 constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
 
 bool is_of(const auto& config, const AttentionProblem& p) {
@@ -54,37 +52,37 @@ bool is_worth_a_try(const AttentionForwardSm90Config& c, const AttentionProblem&
   return blocks * (bytes + kReserved) <= device.shared_memory_per_block + kReserved;
 }
 
+// A share of the exponentials by a polynomial is not among them: it has not paid, and does not show an overflow.
 template <class Visitor>
 void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
   const bool panels_differ = p.dim_qk % kWidestPanel != 0 || p.dim_v % kWidestPanel != 0;
-  for (const int consumers : {1, 2, 3}) {
-    for (int block_k = kFewestKeys; block_k <= kMostKeys; block_k += 16) {
+  AttentionForwardSm90Config c = {};
+  c.dtype = p.dtype;
+  c.dim_qk = static_cast<int>(p.dim_qk);
+  c.dim_v = static_cast<int>(p.dim_v);
+  c.banded = is_banded(p);
+  c.general = is_general(p);
+  const auto visit_panels_turns_and_tickets = [&] {
+    for (const int panel : {64, 16}) {
+      for (const bool ping_pong : {false, true}) {
+        for (const bool tickets : {false, true}) {
+          if (panel == 16 && !panels_differ) continue;
+          if (ping_pong && c.consumers == 1) continue;  // takes no turns with itself
+          c.narrowest_panel = panel;
+          c.ping_pong = ping_pong;
+          c.tickets = tickets;
+          visit(c);
+        }
+      }
+    }
+  };
+  for (c.consumers = 1; c.consumers <= 3; ++c.consumers) {
+    for (c.block_k = kFewestKeys; c.block_k <= kMostKeys; c.block_k += 16) {
       for (const auto& [stages, q_stages] : kStages) {
-        for (int blocks = 1; blocks <= (consumers == 1 ? kMostBlocks : 1); ++blocks) {
-          for (const int panel : {64, 16}) {
-            if (panel == 16 && !panels_differ) continue;
-            for (const bool ping_pong : {false, true}) {
-              if (ping_pong && consumers == 1) continue;  // takes no turns with itself
-              for (const int polynomial : kPolynomials) {
-                for (const bool tickets : {false, true}) {
-                  visit(AttentionForwardSm90Config{.dtype = p.dtype,
-                                                   .dim_qk = static_cast<int>(p.dim_qk),
-                                                   .dim_v = static_cast<int>(p.dim_v),
-                                                   .consumers = consumers,
-                                                   .block_k = block_k,
-                                                   .stages = stages,
-                                                   .q_stages = q_stages,
-                                                   .blocks = blocks,
-                                                   .narrowest_panel = panel,
-                                                   .ping_pong = ping_pong,
-                                                   .polynomial = polynomial,
-                                                   .tickets = tickets,
-                                                   .banded = is_banded(p),
-                                                   .general = is_general(p)});
-                }
-              }
-            }
-          }
+        c.stages = stages;
+        c.q_stages = q_stages;
+        for (c.blocks = 1; c.blocks <= (c.consumers == 1 ? kMostBlocks : 1); ++c.blocks) {
+          visit_panels_turns_and_tickets();
         }
       }
     }
