@@ -1,17 +1,18 @@
 // Attention forward on Hopper's own instructions: the copy engine (TMA), wgmma, roles for warps.
 //
-// A block stays and takes one tile of queries after the other. One thread of its first warpgroup, the producer, has Q,
-// K and V loaded; each of the other warpgroups, the consumers, owns 64 query rows from end to end. Keys come in tiles
-// of block_k, last tile first. K and V have `stages` places each, and each place two barriers: full (the bytes are
-// there) and empty (every consumer's warp is done with it).
+// A block stays and takes one tile of queries after the other. One thread of its first warpgroup, the producer, works
+// out what the tile is, leaves a note of it, and has Q, K and V loaded; each of the other warpgroups, the consumers,
+// owns 64 query rows from end to end. Keys come in tiles of block_k, last tile first. Q, K and V have places in shared
+// memory, and each place two barriers: full (the bytes are there) and empty (every consumer's warp is done with it).
 //
-//   shared:     Q [block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][block_k, Dv]    (contract/tensor_map.h)
+//   shared:     Q [q_stages][block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][block_k, Dv]
 //   registers:  S [64, block_k] fp32    P [64, block_k] 16 bit    O [64, Dv] fp32, spread over a warpgroup
 //
-//   producer    Q K0 | K1 V0 | K2 V1 | K3 V2 | ...
-//   consumer    S0=QK0  max, exp | S1=QK1           | S2=QK2           |
-//                                | O+=P0 V0 ------- | O+=P1 V1 ------- |   tensor cores, asynchronous
-//                                |        max, exp  |        max, exp  |   of the S just made, under O's product
+//   producer    note Q K0 | K1 V0 | K2 V1 | ...                     | note' Q' K0' | ...
+//   consumer    S0=QK0  softmax | S1=QK1           | S2=QK2         |              S0'=Q'K0'
+//                               | O+=P0 V0 ------- | O+=P1 V1 ----- | O+=P2 V2     |           tensor cores,
+//                               asynchronous |         softmax  |       softmax  |              store O     of the S
+//                               just made
 //
 // Where consumers take turns (ping_pong), one gives its products to the tensor cores, lets the next one do so, and
 // turns to its softmax. Tiles that the mask empties for a whole block are never loaded; those that it empties for one

@@ -102,10 +102,7 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, kBytes);
   AttentionForwardSm90Params params = {};
   fill_problem(params, args);
-  params.o = args.o.data;
-  params.lse = args.lse.data;
-  params.o_strides = strides_of(args.o);
-  params.lse_strides = strides_of(args.lse);
+  fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   params.columns = static_cast<unsigned>(columns);
   // Heads by groups of one size, so that the last one is no short rest that begins with the longest tiles.

@@ -14,9 +14,7 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 4;  // on an SM
-// A share of the exponentials by a polynomial has not paid, and the polynomial does not show when it overflows.
-constexpr int kPolynomials[] = {0};
+constexpr int kMostBlocks = 4;                                                       // on an SM
 constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
 // Of each consumer's K and V, where they share rows.
 constexpr std::pair<int, int> kSplitStages[] = {{1, 1}, {2, 1}, {2, 2}};
@@ -58,6 +56,7 @@ bool is_worth_a_try(const AttentionForwardSm90Config& c, const AttentionProblem&
   return blocks * (bytes + kReserved) <= device.shared_memory_per_block + kReserved;
 }
 
+// A share of the exponentials by a polynomial is not among them: it has not paid, and does not show an overflow.
 template <class Visitor>
 void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
   AttentionForwardSm90Config c{};
@@ -67,18 +66,15 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
   c.banded = is_banded(p);
   c.general = is_general(p);
   const bool panels_differ = p.dim_qk % kWidestPanel != 0 || p.dim_v % kWidestPanel != 0;
-  const auto visit_details = [&] {
+  const auto visit_panels_tickets_and_joined = [&] {
     for (const int panel : {64, 16}) {
       if (panel == 16 && !panels_differ) continue;
-      for (const int polynomial : kPolynomials) {
-        for (const bool tickets : {false, true}) {
-          for (const bool joined : {false, true}) {
-            c.narrowest_panel = panel;
-            c.polynomial = polynomial;
-            c.tickets = tickets;
-            c.joined = joined;
-            if (!joined || can_join_heads(p, c)) visit(c);
-          }
+      for (const bool tickets : {false, true}) {
+        for (const bool joined : {false, true}) {
+          c.narrowest_panel = panel;
+          c.tickets = tickets;
+          c.joined = joined;
+          if (!joined || can_join_heads(p, c)) visit(c);
         }
       }
     }
@@ -93,7 +89,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
           for (const bool ping_pong : {false, true}) {
             if (ping_pong && c.consumers == 1) continue;  // takes no turns with itself
             c.ping_pong = ping_pong;
-            visit_details();
+            visit_panels_tickets_and_joined();
           }
         }
       }
@@ -104,7 +100,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
       for (const auto& [stages, q_stages] : kSplitStages) {
         c.stages = c.consumers * stages;
         c.q_stages = q_stages;
-        visit_details();
+        visit_panels_tickets_and_joined();
       }
     }
   }
