@@ -61,6 +61,11 @@ struct Case {
 std::vector<Case> suite(std::string_view name);
 const std::vector<std::string>& suite_names();
 
+// Small problems that the Configs of a problem fit as well, to check them on before they are timed: lengths that fill
+// no tile, packed sequences (empty ones too), and enough tiles that an H200's blocks have to take more than one each;
+// with the problem's groups of heads, its mask and what else it asks of the scores.
+std::vector<Case> tuning_checks(const Case& problem);
+
 // Values from the case's seed, rounded to its type; the same on every platform. Rows that no sequence uses (behind the
 // lengths, unused pages) are NaN.
 oracle::Inputs make_inputs(const Case& c);

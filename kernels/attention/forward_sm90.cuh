@@ -33,6 +33,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -191,6 +192,10 @@ struct ForwardSm90Producer {
       barrier_init(shared + kAt.v_full + i * kBarrierBytes, 1);
       barrier_init(shared + kAt.v_empty + i * kBarrierBytes, kWarpsOfPlace);
     }
+    if constexpr (config.split) {
+      barrier_init(shared + kAt.parts_full, (config.consumers - 1) * kWarpgroup);
+      barrier_init(shared + kAt.parts_empty, kWarpgroup);
+    }
     barrier_init_done();
   }
   __forceinline__ void prefetch_maps() const {
@@ -200,6 +205,8 @@ struct ForwardSm90Producer {
   }
 
   __forceinline__ void run() {
+    wait_for_grids_before();
+    let_next_grid_start();
     unsigned index = blockIdx.x;
     for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
       const ForwardSm90Note note = note_of(index);
@@ -239,10 +246,7 @@ struct ForwardSm90Consumer {
   static constexpr int kQkSteps = (config.dim_qk + 15) / 16;
   static constexpr int kPvSteps = config.block_k / 16;
   static constexpr int kStep = config.split ? config.consumers : 1;  // from one tile of keys to the next
-  // Named barriers.
-  static constexpr int kFirstTurn = 1;  // consumer 0's turn; the others' follow
-  static constexpr int kPartsLeft = 4;
-  static constexpr int kPartsRead = 5;
+  static constexpr int kFirstTurn = 1;  // named barrier: consumer 0's turn; the others' follow
 
   const AttentionForwardSm90Params& p;
   unsigned shared;
@@ -252,6 +256,7 @@ struct ForwardSm90Consumer {
   Stage<config.q_stages> q_use = {};
   Stage<config.stages, kStep> k_use = {config.split ? consumer : 0}, v_use = k_use;
   Stage<kNotes> notes = {};
+  Stage<1> parts_use = {};
 
   // Of the tile of queries whose scores are being made.
   int first_q = 0;  // of this consumer
@@ -541,7 +546,7 @@ struct ForwardSm90Consumer {
     return shared + kAt.parts + (of - 1) * kAt.part + (warp * 32 + lane) * 16;
   }
   __forceinline__ void leave_part() {
-    barrier_wait(kPartsRead, config.consumers * kWarpgroup);  // of the tile of queries before
+    wait(kAt.parts_empty, 0, parts_use.parity ^ 1);
     const unsigned part = part_of(consumer);
 #pragma unroll
     for (int n = 0; n < kValueTiles; ++n) {
@@ -550,10 +555,11 @@ struct ForwardSm90Consumer {
     }
     store_shared_floats(part + kValueTiles * kWarpgroup * 16, softmax.reference[0], softmax.reference[1],
                         softmax.row_sum[0], softmax.row_sum[1]);
-    barrier_arrive(kPartsLeft, config.consumers * kWarpgroup);
+    barrier_arrive(shared + kAt.parts_full);
+    parts_use.advance();
   }
   __forceinline__ void add_parts() {
-    barrier_wait(kPartsLeft, config.consumers * kWarpgroup);
+    wait(kAt.parts_full, 0, parts_use.parity);
 #pragma unroll 1  // one part at a time has registers
     for (int of = 1; of < config.consumers; ++of) {
       float rows[4], mine[2], theirs[2];
@@ -567,7 +573,8 @@ struct ForwardSm90Consumer {
         for (int i = 0; i < 4; ++i) output[n * 4 + i] = output[n * 4 + i] * mine[i / 2] + other[i] * theirs[i / 2];
       }
     }
-    barrier_arrive(kPartsRead, config.consumers * kWarpgroup);
+    barrier_arrive(shared + kAt.parts_empty);
+    parts_use.advance();
   }
 
   // Divides by the row sums and writes O and LSE. A quad's lanes hold a row in pieces of two columns; they exchange
@@ -617,7 +624,6 @@ struct ForwardSm90Consumer {
 
   __forceinline__ void run() {
     if (consumer == config.consumers - 1) pass_turn();  // the first turn is consumer 0's
-    if (config.split && consumer == 0) barrier_arrive(kPartsRead, config.consumers * kWarpgroup);  // there are none yet
     softmax.scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
     int unstored = -1;       // place of the note of the tile whose O is here
     bool in_flight = false;  // O's last product, which holds V
@@ -675,8 +681,9 @@ struct ForwardSm90Consumer {
 template <AttentionForwardSm90Config config>
 __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p) {
   static_assert(config.consumers >= 1 && config.consumers <= 3 && config.stages >= 2);
-  static_assert(config.blocks >= 1 && (config.blocks == 1 || config.consumers == 1));
+  static_assert(config.blocks >= 1 && (config.blocks == 1 || !config.split));
   static_assert(!config.split || (config.consumers > 1 && config.stages % config.consumers == 0 && !config.ping_pong));
+  static_assert(!config.split || !config.tickets);  // who has which keys would be chance, and so would be rounding
   static_assert(config.q_stages == 1 || config.q_stages == 2);
   static_assert(!config.joined || !config.general);  // slopes are a head's
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);

@@ -17,13 +17,13 @@ struct AttentionForwardSm90Config {
   int block_k;          // keys of a step
   int stages;           // of K and of V, 2 or more; split: a multiple of the consumers
   int q_stages;         // of Q: 2 to load the next tile's ahead
-  int blocks;           // on an SM at a time: 1, or several of one consumer
+  int blocks;           // on an SM at a time; 1 where split
   int narrowest_panel;  // 64 or 16: what fills up the last columns of a tile (contract/tensor_map.h)
   bool joined;          // rows of a tile are all query heads of a key head, query by query
   bool split;           // the consumers have the same 64 rows, and deal its tiles of keys out among them
   bool ping_pong;       // consumers take turns on the tensor cores; not where split
   int polynomial;       // of 8 exponentials, how many the FMA units compute
-  bool tickets;         // blocks draw their tiles from a counter, else each has its own
+  bool tickets;         // blocks draw their tiles from a counter, else each has its own; not where split
   bool banded;          // causal or a window: some tiles are skipped and some masked
   bool general;         // softcap, ALiBi or a negative scale: scores are transformed one by one
 };
@@ -64,7 +64,9 @@ struct RegisterSplit {
 };
 constexpr RegisterSplit register_split(const AttentionForwardSm90Config& config) {
   const int at_start = 65536 / config.blocks / threads_of(config) / 8 * 8;
-  const int producer = config.blocks > 2 ? 24 : config.consumers == 3 && !config.split ? 32 : 40;
+  const int producer = config.blocks > 1 && config.blocks * config.consumers > 2 ? 24
+                       : config.consumers == 3 && !config.split                  ? 32
+                                                                                 : 40;
   return {producer, (at_start * (config.consumers + 1) - producer) / config.consumers / 8 * 8};
 }
 
@@ -75,21 +77,23 @@ constexpr int kNoteBytes = 32;
 
 // Byte offsets in a block's shared memory. A barrier is 8 bytes.
 struct ForwardSm90Layout {
-  int q;        // [q_stages][block_q, dim_qk]
-  int q_stage;  // bytes
-  int k;        // [stages][block_k, dim_qk]
-  int k_stage;  // bytes
-  int v;        // [stages][block_k, dim_v]
-  int v_stage;  // bytes
-  int parts;    // split: [consumers - 1][dim_v / 8 + 1][kWarpgroup] x 16 bytes, what each has for the first to add
-  int part;     // bytes
-  int q_full;   // [q_stages] barriers: Q is there
-  int q_empty;  // [q_stages] Q is used up
-  int k_full;   // [stages]
-  int k_empty;  // [stages]
-  int v_full;   // [stages]
-  int v_empty;  // [stages]
-  int notes;    // [kNotes]: what the tile of queries is
+  int q;            // [q_stages][block_q, dim_qk]
+  int q_stage;      // bytes
+  int k;            // [stages][block_k, dim_qk]
+  int k_stage;      // bytes
+  int v;            // [stages][block_k, dim_v]
+  int v_stage;      // bytes
+  int parts;        // split: [consumers - 1][dim_v / 8 + 1][kWarpgroup] x 16 bytes, what each has for the first to add
+  int part;         // bytes
+  int q_full;       // [q_stages] barriers: Q is there
+  int q_empty;      // [q_stages] Q is used up
+  int k_full;       // [stages]
+  int k_empty;      // [stages]
+  int v_full;       // [stages]
+  int v_empty;      // [stages]
+  int parts_full;   // split: parts are left
+  int parts_empty;  // split: parts are added up
+  int notes;        // [kNotes]: what the tile of queries is
   int bytes;
 };
 
@@ -109,11 +113,14 @@ constexpr ForwardSm90Layout forward_sm90_layout(const AttentionForwardSm90Config
   at.k_empty = at.k_full + 8 * config.stages;
   at.v_full = at.k_empty + 8 * config.stages;
   at.v_empty = at.v_full + 8 * config.stages;
-  at.notes = (at.v_empty + 8 * config.stages + 15) / 16 * 16;
+  at.parts_full = at.v_empty + 8 * config.stages;
+  at.parts_empty = at.parts_full + (config.split ? 8 : 0);
+  at.notes = (at.parts_empty + (config.split ? 8 : 0) + 15) / 16 * 16;
   at.bytes = at.notes + kNotes * kNoteBytes;
   return at;
 }
 
+// Fields of a Config by the same names. consumers 0: there is no such tile.
 struct ForwardSm90Tile {
   int consumers;
   int block_k;
@@ -121,35 +128,49 @@ struct ForwardSm90Tile {
   int q_stages;
   int blocks;
   int narrowest_panel;
+  bool ping_pong;
 };
 
 // Scores (block_k / 2 registers a thread), probabilities (half of that) and the output (dim_v / 2) live at once, in 232
 // registers with two consumers and in 160 with three. Three are faster wherever they fit.
 constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (general) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 1, 1, 64};
-  if (dim <= 64) return {3, 128, 3, 2, 1, 64};
-  if (dim <= 80) return {3, 112, 3, 2, 1, 16};
-  if (dim <= 96) return {3, 96, 3, 2, 1, 16};
-  if (dim <= 128) return {3, 80, 3, 2, 1, 64};
-  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 96, 2, 1, 1, 64};
-  return {2, 64, 2, 1, 1, 64};
+  if (general) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 1, 1, 64, true};
+  if (dim <= 64) return {3, 128, 4, 2, 1, 64, true};
+  if (dim <= 80) return {3, 112, 3, 2, 1, 16, true};
+  if (dim <= 96) return {3, 96, 3, 2, 1, 16, true};
+  if (dim <= 128) return {3, 80, 3, 2, 1, 64, true};
+  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 96, 2, 1, 1, 64, true};
+  return {2, 64, 2, 1, 1, 64, true};
 }
 
-// For short sequences, where a large tile has few keys to go over or rows to spare. consumers 0: there is none.
+// For hundreds of keys, of which small steps compute fewer that no one needs.
+constexpr ForwardSm90Tile short_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (general || dim > 128) return {};
+  return {3, 64, dim <= 64 ? 6 : 4, 2, 1, dim <= 64 || dim > 96 ? 64 : 16, false};
+}
+
+// Two blocks on an SM, for some hundred tiles of queries: all begin at once, and one loads while the other computes.
+constexpr ForwardSm90Tile paired_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (general || dim > 64 || dim <= 48) return {};
+  return {2, 48, 3, 1, 2, 64, false};
+}
+
+// For sequences of few queries, which would leave rows of a larger tile empty.
 constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   if (general || dim > 64 || dim <= 48) return {};
-  return {1, 64, 3, 2, 3, 64};
+  return {1, 64, 3, 2, 3, 64, false};
 }
 
-// For fewer tiles of 64 queries than SMs: consumers that share them (split), with two places each. consumers 0: there
-// is none.
+// For fewer tiles of queries than SMs: consumers that share them (split), with two places each.
 constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (dim <= 64) return {3, 64, 6, 2, 1, 64};
-  if (dim <= 96 && !general) return {3, 64, 6, 1, 1, 16};
-  if (dim <= 128) return {2, general ? 64 : 80, 4, 1, 1, 64};
+  if (dim <= 64) return {2, general ? 64 : 128, 4, 2, 1, 64, false};
+  if (dim <= 96 && !general) return {3, 64, 6, 1, 1, 16, false};
+  if (dim <= 128) return {2, general ? 64 : 80, 4, 1, 1, 64, false};
   return {};
 }
 
@@ -171,7 +192,7 @@ struct alignas(64) AttentionForwardSm90Params {
   unsigned heads_q;
   unsigned group;    // query heads that share a key head
   unsigned q_tiles;  // of the longest sequence
-  unsigned columns;  // heads of all sequences: B Hq
+  unsigned columns;  // heads of all sequences: B Hq, or B Hkv where joined
   Divisor together;  // of them, how many are worked on together: their K and V fit the L2 cache
   Divisor by_heads;  // of a sequence's columns: Hq, or Hkv where joined
   Divisor by_group;

@@ -150,7 +150,7 @@ struct OnlineSoftmax {
     if (!settled && __any_sync(0xffffffffu, large)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (reference[half] == -infinity()) continue;
+        if (reference[half] == -infinity() || fabsf(shift[half]) < kLargeShift) continue;
 #pragma unroll
         for (int n = 0; n < tiles; ++n) {
           scores[n * 4 + half * 2] -= reference[half];

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -344,48 +343,11 @@ Result<TuneTarget> ask_target(const std::string& device) {
   return target;
 }
 
-std::vector<cases::Case> tuning_checks(const cases::Case& problem) {
-  constexpr std::int64_t kWindow = 70;  // cuts through tiles of every size
-  cases::Case c = problem;
-  AttentionProblem& p = c.problem;
-  p.with_lse = true;
-  p.varlen = false;
-  p.total_q = p.total_k = 0;
-  p.window_left = std::min(p.window_left, kWindow);
-  p.window_right = std::min(p.window_right, kWindow);
-  c.lengths_q = c.lengths_k = {};
-  c.layout = cases::Layout::kCompact;
-  c.distribution = cases::Distribution::kNormal;
-  c.sample = 0;
-
-  const auto shaped = [&](const char* name, std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
-                          std::int64_t seq_q, std::int64_t seq_k) {
-    cases::Case shape = c;
-    shape.name = name;
-    shape.problem.batch = batch;
-    shape.problem.heads_q = heads_q;
-    shape.problem.heads_kv = heads_kv;
-    shape.problem.seq_q = seq_q;
-    shape.problem.seq_k = seq_k;
-    return shape;
-  };
-  const cases::Case ragged = shaped("ragged lengths", 2, 4, 2, 197, 333);
-  cases::Case packed = shaped("packed sequences", 5, 4, 2, 211, 300);
-  packed.lengths_q = {0, 1, 130, 70, 211};
-  packed.lengths_k = {17, 70, 0, 300, 129};
-  packed.problem.varlen = true;
-  packed.problem.total_q = std::accumulate(packed.lengths_q.begin(), packed.lengths_q.end(), std::int64_t{0});
-  packed.problem.total_k = std::accumulate(packed.lengths_k.begin(), packed.lengths_k.end(), std::int64_t{0});
-  cases::Case many = shaped("many tiles", 2, 12, 4, 1100, 900);
-  many.sample = 12;
-  return {ragged, packed, many};
-}
-
 TuneWorker::TuneWorker(std::string device, cases::Case problem, const std::vector<select::ForwardConfig>& space,
                        double budget)
     : device_(std::move(device)), problem_(std::move(problem)), space_(space) {
   // Here and not in the other process: it may be forked many times.
-  for (const cases::Case& c : tuning_checks(problem_)) checks_.push_back(prepare_forward(c, 0));
+  for (const cases::Case& c : cases::tuning_checks(problem_)) checks_.push_back(prepare_forward(c, 0));
   deadline_ = std::chrono::steady_clock::now() +
               std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(budget));
 }

@@ -29,11 +29,6 @@ struct TuneTarget {
 // What the GPU is, asked in a process that ends with the answer. device: "cuda" or "cuda:N".
 Result<TuneTarget> ask_target(const std::string& device);
 
-// Small problems for the same Configs: lengths that fill no tile, packed sequences (empty ones too), and enough tiles
-// that an H200's blocks have to take more than one each; heads in groups, with the problem's mask and what else it asks
-// of the scores.
-std::vector<cases::Case> tuning_checks(const cases::Case& problem);
-
 // One problem on one GPU.
 class TuneWorker final : public tune::Measure {
  public:

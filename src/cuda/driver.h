@@ -24,13 +24,25 @@ using CUgraphExec = struct CUgraphExecTag*;
 constexpr CUresult kCudaSuccess = 0;
 constexpr CUresult kCudaOutOfMemory = 2;
 
+// CUlaunchAttribute of cuda.h, of which one is used.
+struct LaunchAttribute {
+  static constexpr int kStartsEarly = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+  int id;
+  int unused;
+  union {
+    int starts_early;
+    char bytes[64];
+  };
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
 // CUlaunchConfig of cuda.h.
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z;
   unsigned block_x, block_y, block_z;
   unsigned dynamic_smem_bytes;
   CUstream stream;
-  void* attributes;
+  LaunchAttribute* attributes;
   unsigned attribute_count;
 };
 

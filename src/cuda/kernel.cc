@@ -18,6 +18,7 @@ enum FunctionAttribute { kSharedSize = 1, kLocalSize = 3, kRegisters = 4, kMaxDy
 enum JitOption { kErrorLogBuffer = 5, kErrorLogBufferSize = 6 };
 
 constexpr int kOldestArch = 75;
+constexpr int kOldestDriverToStartEarly = 12030;  // older ones cannot capture such a launch into a graph
 
 using LoadedKey = std::tuple<int, std::string, int, std::string, bool>;  // device, program, dynamic smem, arch, ptx
 
@@ -60,6 +61,9 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
     d.module_unload(module);
     return s;
   }
+  int version = 0;
+  kernel->starts_early =
+      instance.starts_early && d.driver_version(&version) == kCudaSuccess && version >= kOldestDriverToStartEarly;
   d.function_attribute(&kernel->registers, kRegisters, kernel->function);
   d.function_attribute(&kernel->local_bytes, kLocalSize, kernel->function);
   d.function_attribute(&kernel->static_smem_bytes, kSharedSize, kernel->function);
@@ -127,6 +131,7 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
   const auto scope = ContextScope::enter(kernel.device);
   if (!scope.ok()) return scope.status();
   const Driver& d = **driver();
+  LaunchAttribute early = {.id = LaunchAttribute::kStartsEarly, .unused = 0, .starts_early = 1};
   const LaunchConfig config = {grid.x,
                                grid.y,
                                grid.z,
@@ -135,8 +140,8 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
                                1,
                                static_cast<unsigned>(kernel.instance.dynamic_smem_bytes),
                                stream,
-                               nullptr,
-                               0};
+                               kernel.starts_early ? &early : nullptr,
+                               kernel.starts_early ? 1U : 0U};
   void* arguments[] = {const_cast<void*>(params)};
   const CUresult result = d.launch(&config, kernel.function, arguments, nullptr);
   if (result == kCudaSuccess) return {};

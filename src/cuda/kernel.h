@@ -15,6 +15,7 @@ struct Kernel {
   jit::KernelInstance instance;
   int device = 0;
   int multiprocessors = 0;  // of the device
+  bool starts_early = false;
   CUfunction function = nullptr;
   int registers = 0;
   int local_bytes = 0;

@@ -119,7 +119,8 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
 
 bool can_join_heads(const AttentionProblem& problem, const AttentionForwardSm90Config& config) {
   const std::int64_t group = problem.heads_q / problem.heads_kv;
-  return group > 1 && block_q_of(config) % group == 0 && !config.general;
+  return group > 1 && block_q_of(config) % group == 0 && !config.general &&
+         saturating_product(problem.seq_q, group, 1) <= INT_MAX - block_q_of(config);
 }
 
 std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config) {

@@ -117,13 +117,14 @@ ComputedScores computed_scores(const AttentionProblem& p, const AttentionForward
   return {one.all * group, one.of_longest * group};
 }
 
-// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters. What is said of split
-// tiles is estimated.
+// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters.
 double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Config& config, const Device& device,
                          const ComputedScores& computed) {
-  constexpr double kMerge = 0.3;                                   // what split consumers have, into one
-  const double each_tile = 2.0 + (config.split ? kMerge : 0.0);    // of queries, beside its scores
-  const double scores_per_us = config.blocks > 1 ? 1.7e6 : 2.2e6;  // of the whole GPU, at head dim 64
+  constexpr double kMerge = 0.3;                                 // what split consumers have, into one
+  const double each_tile = 2.0 + (config.split ? kMerge : 0.0);  // of queries, beside its scores
+  // Of the whole GPU, at head dim 64.
+  const int best_step = forward_sm90_tile(config.dim_qk, config.dim_v, config.general).block_k;
+  const double scores_per_us = config.blocks > 1 ? 1.55e6 : config.block_k < best_step ? 2.1e6 : 2.2e6;
   const double columns = static_cast<double>(p.batch) * static_cast<double>(config.joined ? p.heads_kv : p.heads_q);
   const double items = columns * static_cast<double>(ceil_div(rows_of(p, config), block_q_of(config)));
   // Blocks that have an SM for themselves are not slowed by others.
@@ -131,12 +132,14 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
   const double slots = device.multiprocessors * blocks;
   const double rounds = std::ceil(items / slots);
   const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
-  const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + each_tile);
+  // The end of a tile and the start of the next are partly one.
+  const double by_work = rounds * computed.all * columns / std::max(items, 1.0) / slot_rate +
+                         each_tile * (1.0 + 0.6 * std::max(0.0, rounds - 1.0));
   const double by_longest = computed.of_longest / slot_rate + each_tile;
   // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first. Several blocks
-  // an SM even out by themselves.
-  constexpr double kTicketsPay = 4;  // rounds
-  const bool even = !config.banded || config.blocks > 1 || config.tickets == (rounds > kTicketsPay);
+  // an SM even out by themselves, and so do tiles of few keys.
+  const bool tickets_pay = rounds > 4 && p.seq_k > 1024;
+  const bool even = !config.banded || config.blocks > 1 || config.tickets == tickets_pay;
   const double imbalance = even ? 1.0 : 1.05;
   // Consumers that share a tile wait through its start and its end together; with tiles for all, each has its own.
   const double shared_rows = config.split && rounds > 1 ? 1.5 : 1.0;

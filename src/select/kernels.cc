@@ -48,6 +48,7 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
                                                              bool general) {
   std::vector<AttentionForwardSm90Config> configs;
   const auto add = [&](const ForwardSm90Tile& tile, bool tickets, bool split) {
+    if (tile.consumers == 0) return;
     configs.push_back({.dtype = dtype,
                        .dim_qk = dim_qk,
                        .dim_v = dim_v,
@@ -59,7 +60,7 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
                        .narrowest_panel = tile.narrowest_panel,
                        .joined = false,
                        .split = split,
-                       .ping_pong = tile.consumers > 1 && !split,
+                       .ping_pong = tile.ping_pong,
                        .polynomial = 0,
                        .tickets = tickets,
                        .banded = banded,
@@ -67,10 +68,10 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
   };
   add(forward_sm90_tile(dim_qk, dim_v, general), false, false);
   if (banded) add(forward_sm90_tile(dim_qk, dim_v, general), true, false);
-  const ForwardSm90Tile small = small_forward_sm90_tile(dim_qk, dim_v, general);
-  if (small.consumers > 0) add(small, false, false);
-  const ForwardSm90Tile split = split_forward_sm90_tile(dim_qk, dim_v, general);
-  if (split.consumers > 0) add(split, false, true);
+  add(short_forward_sm90_tile(dim_qk, dim_v, general), false, false);
+  add(paired_forward_sm90_tile(dim_qk, dim_v, general), false, false);
+  add(small_forward_sm90_tile(dim_qk, dim_v, general), false, false);
+  add(split_forward_sm90_tile(dim_qk, dim_v, general), false, true);
   return configs;
 }
 
@@ -176,7 +177,8 @@ jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
           .config = jit::config_text("AttentionForwardSm90Config", config),
           .threads = threads_of(config),
           .min_blocks = config.blocks,
-          .dynamic_smem_bytes = forward_sm90_layout(config).bytes};
+          .dynamic_smem_bytes = forward_sm90_layout(config).bytes,
+          .starts_early = true};
 }
 
 jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {

@@ -14,8 +14,8 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 4;                                                       // on an SM
-constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
+constexpr int kMostConsumers = 4;                                                            // on an SM
+constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}, {6, 2}};  // of K and V, of Q
 // Of each consumer's K and V, where they share rows.
 constexpr std::pair<int, int> kSplitStages[] = {{1, 1}, {2, 1}, {2, 2}};
 
@@ -39,8 +39,8 @@ bool fits_one(const AttentionForwardSm90Config& c, const AttentionProblem& p, co
   return device.compute == 90 && device.specific && is_of(c, p) && c.consumers >= 1 && c.consumers <= 3 &&
          c.block_k >= 16 && c.block_k % 16 == 0 && c.block_k <= kMostKeys && c.stages >= 2 && c.stages <= 8 &&
          (c.q_stages == 1 || c.q_stages == 2) && (!c.joined || can_join_heads(p, c)) &&
-         (!c.split || (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong)) &&
-         (c.blocks == 1 || (c.blocks >= 2 && c.blocks <= kMostBlocks && c.consumers == 1)) &&
+         (!c.split || (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong && !c.tickets)) &&
+         (c.blocks == 1 || (c.blocks >= 2 && c.blocks * c.consumers <= kMostConsumers && !c.split)) &&
          (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial == 0 &&
          static_cast<std::size_t>(forward_sm90_layout(c).bytes) <= device.shared_memory_per_block;
 }
@@ -74,7 +74,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
           c.narrowest_panel = panel;
           c.tickets = tickets;
           c.joined = joined;
-          if (!joined || can_join_heads(p, c)) visit(c);
+          if ((!joined || can_join_heads(p, c)) && (!tickets || !c.split)) visit(c);
         }
       }
     }
@@ -85,7 +85,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
       for (const auto& [stages, q_stages] : kStages) {
         c.stages = stages;
         c.q_stages = q_stages;
-        for (c.blocks = 1; c.blocks <= (c.consumers == 1 ? kMostBlocks : 1); ++c.blocks) {
+        for (c.blocks = 1; c.blocks <= kMostConsumers / c.consumers; ++c.blocks) {
           for (const bool ping_pong : {false, true}) {
             if (ping_pong && c.consumers == 1) continue;  // takes no turns with itself
             c.ping_pong = ping_pong;

@@ -64,8 +64,9 @@ ByClass read_table(const cuda::DeviceInfo& device) {
 std::string class_of(const AttentionProblem& p, int multiprocessors) {
   constexpr std::int64_t kRows = 128;
   const std::int64_t tiles = saturating_product(ceil_div(p.seq_q, kRows), p.batch, p.heads_q);
-  return format("forward {} d{}x{}{}{} q2^{} k2^{} {}", name_of(p.dtype), p.dim_qk, p.dim_v,
-                is_banded(p) ? " banded" : "", is_general(p) ? " general" : "", bucket(p.seq_q),
+  return format("forward {} d{}x{}{}{}{} q2^{} k2^{} {}", name_of(p.dtype), p.dim_qk, p.dim_v,
+                is_banded(p) ? " banded" : "", is_general(p) ? " general" : "",
+                p.heads_q > p.heads_kv ? format(" group {}", p.heads_q / p.heads_kv) : "", bucket(p.seq_q),
                 bucket(most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
 }
 

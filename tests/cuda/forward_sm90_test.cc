@@ -228,6 +228,47 @@ TEST(ForwardSm90, parts_of_consumers_that_share_rows_lie_between_the_tiles_and_t
   }
 }
 
+TEST(ForwardSm90, joined_boxes_hold_all_heads_of_a_group_query_by_query) {
+  AttentionArgs args = args_for(64, true);
+  args.problem.heads_q = 8;
+  args.problem.heads_kv = 2;
+  AttentionForwardSm90Config config = config_for(64, 64);
+  config.joined = true;
+  ASSERT_TRUE(can_join_heads(args.problem, config));
+  const auto joined = forward_sm90_boxes(args, config);
+  config.joined = false;
+  const auto plain = forward_sm90_boxes(args, config);
+  ASSERT_TRUE(joined.ok() && plain.ok());
+  const cuda::TensorBox& q = joined->q.box[0];
+  EXPECT_EQ(q.rows, 4U);
+  EXPECT_EQ(q.rows * q.layers, static_cast<std::uint32_t>(block_q_of(config)));
+  const cuda::TensorBox& other = plain->q.box[0];
+  EXPECT_EQ(q.address, other.address);
+  EXPECT_EQ(q.extents, (std::array{other.extents[0], other.extents[2], other.extents[1], other.extents[3]}));
+  EXPECT_EQ(q.strides, (std::array{other.strides[1], other.strides[0], other.strides[2]}));
+  EXPECT_EQ(joined->k.box[0], plain->k.box[0]);
+}
+
+TEST(ForwardSm90, heads_are_joined_only_where_a_tile_holds_whole_groups) {
+  AttentionProblem problem = args_for(64, false).problem;
+  AttentionForwardSm90Config config = config_for(64, 64);
+  config.consumers = 1;  // 64 rows
+  const auto fits = [&](std::int64_t heads, std::int64_t heads_kv) {
+    problem.heads_q = heads;
+    problem.heads_kv = heads_kv;
+    return can_join_heads(problem, config);
+  };
+  EXPECT_TRUE(fits(8, 2));
+  EXPECT_TRUE(fits(64, 1));
+  EXPECT_FALSE(fits(8, 8));
+  EXPECT_FALSE(fits(12, 4));
+  EXPECT_FALSE(fits(128, 1));
+  config.consumers = 3;  // 192
+  EXPECT_TRUE(fits(12, 4));
+  problem.seq_q = std::int64_t{1} << 30;
+  EXPECT_FALSE(fits(12, 4));
+}
+
 TEST(ForwardSm90, tensor_maps_are_made_by_the_driver) {
   REQUIRE_DEVICE();
   const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));

@@ -96,7 +96,8 @@ TEST(Select, few_queries_get_a_tile_of_few_rows) {
   EXPECT_EQ(select_attention(problem(AttentionOp::kBackward, 2048, 128), gpu).candidates.front().backward->main.block_q,
             64);
   EXPECT_TRUE(select_attention(problem(AttentionOp::kForward, 1, 128), gpu).candidates.front().forward->in_halves);
-  EXPECT_FALSE(select_attention(problem(AttentionOp::kForward, 512, 64), gpu).candidates.front().forward->in_halves);
+  const Candidate many = select_attention(problem(AttentionOp::kForward, 512, 64), gpu).candidates.front();
+  EXPECT_FALSE(many.forward && many.forward->in_halves);
 }
 
 // dK and dV would have been written by the time the kernel for dQ was found to need too many blocks.
@@ -325,8 +326,11 @@ TEST(Select, a_tuned_config_that_does_not_fit_is_ignored) {
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.split = true; })) << "and ping-pong";
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.split = true, c.ping_pong = false, c.consumers = 2; }))
       << "three places for two";
-  EXPECT_TRUE(is_taken(
-      p, gpu, [](auto& c) { c.split = true, c.ping_pong = false, c.consumers = c.stages = 2, c.q_stages = 1; }));
+  const auto share_rows = [](AttentionForwardSm90Config& c) {
+    c.split = true, c.ping_pong = false, c.consumers = c.stages = 2, c.q_stages = 1;
+  };
+  EXPECT_FALSE(is_taken(p, gpu, share_rows)) << "and tickets";
+  EXPECT_TRUE(is_taken(p, gpu, [&](auto& c) { share_rows(c), c.tickets = false; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.polynomial = 1; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dim_v = 64; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dtype = DType::kBFloat16; }));

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "cases/cases.h"
 #include "select/attention.h"
+#include "select/search_space.h"
 #include "tests/jit/helpers.h"
 #include "tune/tuned.h"
 
@@ -64,6 +66,26 @@ void put(const std::string& file, const Entry& entry) {
   ASSERT_TRUE(table.ok()) << table.status().message();
   const Status s = table->put(entry);
   ASSERT_TRUE(s.ok()) << s.message();
+}
+
+TEST(TuningChecks, take_every_config_of_the_problems_search_space) {
+  const select::Device hopper = *select::cuda_device("sm_90a");
+  for (const std::int64_t heads_kv : {32, 16, 4, 1}) {
+    cases::Case c;
+    c.problem = problem();
+    c.problem.seq_q = 4;
+    c.problem.seq_k = 4096;
+    c.problem.heads_q = 32;
+    c.problem.heads_kv = heads_kv;
+    c.problem.alignment = Alignment::kBottomRight;
+    const auto space = select::forward_search_space(c.problem, hopper);
+    for (const cases::Case& check : cases::tuning_checks(c)) {
+      for (const select::ForwardConfig& config : space) {
+        EXPECT_TRUE(select::fits(config, check.problem, hopper))
+            << check.name << " " << select::instance_of(config).config << " " << heads_kv;
+      }
+    }
+  }
 }
 
 TEST(TuningTable, gives_back_what_was_put_and_keeps_one_for_a_key) {
