@@ -230,6 +230,8 @@ TEST(ForwardSm90, parts_of_consumers_that_share_rows_lie_between_the_tiles_and_t
 
 TEST(ForwardSm90, tensor_maps_are_made_by_the_driver) {
   REQUIRE_DEVICE();
+  const auto scope = cuda::ContextScope::enter(cuda::kDevice);  // as a launch does: no test before need have made one
+  ASSERT_TRUE(scope.ok()) << scope.status().message();
   const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
   ASSERT_TRUE(boxes.ok());
   for (const cuda::TensorBox& box : boxes->k) {
