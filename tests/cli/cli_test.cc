@@ -429,6 +429,37 @@ TEST_F(Cli, report_is_one_page_that_shows_losses_and_asks_for_nothing) {
   EXPECT_TRUE(holds(std::string((std::istreambuf_iterator<char>(again)), {}), "Over time"));
 }
 
+TEST_F(Cli, report_shows_decode_beside_peers_with_losses_and_says_which_op_ran) {
+  std::filesystem::create_directories(file("results/gpu"));
+  Json peers = peers_of_one_cell(1e-3, 1e-3);
+  Json decode = peers["rows"][0];
+  decode["op"] = "decode";
+  decode["cell"] = "bf16/b1_s1024_h32:8_d128";
+  decode["small"] = true;
+  decode["bytes"] = 4e7;
+  decode["entrants"]["tessera"] = {{"status", "ok"}, {"median_s", 2e-5}, {"graph_s", 1.5e-5}, {"through", "forward"}};
+  decode["entrants"]["fa2"] = {{"status", "ok"}, {"median_s", 1e-5}, {"graph_s", 0.5e-5}};
+  peers["rows"].push_back(decode);
+  std::ofstream(file("results/gpu/peers.json")) << peers;
+  std::ofstream(file("README.md")) << "<!-- made by `tessera report --readme`: do not edit -->\n"
+                                      "<!-- end of what `tessera report` made -->\n";
+  const std::string common = "report --results " + file("results");
+  ASSERT_EQ(run(common + " --output " + file("report.html") + " --history " + file("history.db")).code, 0);
+  ASSERT_EQ(run(common + " --readme " + file("README.md")).code, 0);
+  std::ifstream in(file("report.html"));
+  const std::string page((std::istreambuf_iterator<char>(in)), {});
+  const std::string part = page.substr(std::min(page.size(), page.find("Decode bandwidth")));
+  EXPECT_TRUE(holds(part, "Tessera ran through the forward."));
+  EXPECT_TRUE(holds(part, "<td>20.0 / 15.0 / 2.00</td><td>10.0 / 5.0 / 4.00</td>")) << part;
+  EXPECT_TRUE(holds(part, "class=\"loss\" style=\"background:rgba(201,42,42,0.68)\">0.50</td>")) << part;
+  EXPECT_TRUE(holds(part, ">wrong<"));
+  EXPECT_TRUE(holds(page, "<td>decode</td><td class=\"bad\">0.500</td>")) << "among the sums at the top";
+  std::ifstream readme(file("README.md"));
+  const std::string text((std::istreambuf_iterator<char>(readme)), {});
+  EXPECT_TRUE(holds(text, "| `bf16/b1_s1024_h32:8_d128` | 20.0, 2.00 | 10.0, 4.00 | wrong |")) << text;
+  EXPECT_TRUE(holds(text, "Tessera through the forward")) << text;
+}
+
 TEST_F(Cli, tables_in_a_readme_drift_when_results_change) {
   std::filesystem::create_directories(file("results/gpu"));
   std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(2e-3, 1e-3);
