@@ -17,6 +17,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import break_kernels  # noqa: E402
+import racecheck_sources  # noqa: E402
 
 PROGRAM = "build/bin/tessera"
 
@@ -90,6 +91,24 @@ class BreakKernels(unittest.TestCase):
             broken = break_kernels.Mutation("broken", "attention/forward.cuh", ((old, ""),), break_kernels.FORWARD)
             with self.assertRaisesRegex(break_kernels.Misfit, "broken: .*not once"):
                 break_kernels.Checks(Options, self.folder).copy((broken,))
+
+    def test_the_copy_for_racecheck_has_one_line_changed_and_compiles(self):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            racecheck_sources.main(self.folder / "kernels")
+        self.assertIn("attention/backward.cuh", said.getvalue())
+        changed = []
+        for file in (self.folder / "kernels").rglob("*.*"):
+            was = (ROOT / "kernels" / file.relative_to(self.folder / "kernels")).read_text().splitlines()
+            changed += [pair for pair in zip(was, file.read_text().splitlines(), strict=True) if pair[0] != pair[1]]
+        self.assertEqual([(a.strip(), b.strip()) for a, b in changed], [
+            ("barrier_arrive(1 + strip, kThreads);", "barrier_wait(1 + strip, kThreads);")])
+
+        class Options:
+            tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+
+        bad, of, note = break_kernels.Checks(Options, self.folder).gate("racecheck", self.folder / "kernels",
+                                                                      racecheck_sources.WAITS)
+        self.assertEqual((bad, of > 0), (0, True), note)
 
     def test_what_verify_and_bench_notice_is_caught(self):
         code, row, said = self.judged_by("sees")
