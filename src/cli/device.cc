@@ -201,19 +201,20 @@ class CudaDevice final : public Device {
     return samples;
   }
 
-  Result<Overheads> overheads(const std::function<Status(void*)>& call) override {
-    constexpr int kRepeats = 20;
+  Result<Overheads> overheads(double seconds_of_call, const std::function<Status(void*)>& call) override {
+    const int repeats =
+        std::clamp(static_cast<int>(10e-3 / std::max(seconds_of_call, 1e-8)), 3, 20);  // long calls tell soon
     std::vector<double> host;
-    for (int n = 0; n < kRepeats; ++n) {
+    for (int n = 0; n < repeats; ++n) {
       if (Status s = stream_.synchronize(); !s.ok()) return s;
       const auto begin = std::chrono::steady_clock::now();
       if (Status s = call(stream_.get()); !s.ok()) return s;
       host.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
     if (Status s = stream_.synchronize(); !s.ok()) return s;
-    std::nth_element(host.begin(), host.begin() + kRepeats / 2, host.end());
+    std::nth_element(host.begin(), host.begin() + repeats / 2, host.end());
     const Result<cuda::Graph> graph = cuda::Graph::capture(stream_, [&](cuda::CUstream stream) {
-      for (int n = 0; n < kRepeats; ++n) {
+      for (int n = 0; n < repeats; ++n) {
         if (Status s = call(stream); !s.ok()) return s;
       }
       return Status();
@@ -222,7 +223,7 @@ class CudaDevice final : public Device {
     const Result<double> seconds =
         cuda::time_on_stream(stream_, 3, [&](cuda::CUstream stream) { return graph->launch(stream); });
     if (!seconds.ok()) return seconds.status();
-    return Overheads{host[kRepeats / 2], *seconds / kRepeats};
+    return Overheads{host[static_cast<std::size_t>(repeats / 2)], *seconds / repeats};
   }
 
  private:

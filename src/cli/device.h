@@ -50,7 +50,9 @@ class Device {
     double host = 0;
     double graph = 0;
   };
-  virtual Result<Overheads> overheads(const std::function<Status(void* stream)>&) { return Overheads{}; }
+  virtual Result<Overheads> overheads(double /*seconds of a call*/, const std::function<Status(void* stream)>&) {
+    return Overheads{};
+  }
 };
 
 // "cpu", "cuda", "cuda:N", and on a GPU the architecture whose code it is to run ("native", "sm_75", ...), which is set
