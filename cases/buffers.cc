@@ -69,15 +69,19 @@ void describe(Buffer& b, tessera_dtype dtype, int first_dim, int rank) {
   b.tensor.strides = b.strides.data() + first_dim;
 }
 
-// A block whose length is prime, over and over, so that no two rows are the same in step.
+Bytes some_values_as(DType dtype) {
+  const std::vector<double> values = some_values(1048573);
+  Bytes block(values.size() * size_of(dtype));
+  for (std::size_t n = 0; n < values.size(); ++n) store(block.data() + n * size_of(dtype), dtype, values[n]);
+  return block;
+}
+
+// A block whose length is prime, over and over, so that no two rows are the same in step. Made once for each type:
+// rounding takes longer than all else that is done for a benchmark's inputs.
 void repeat_values(Bytes& storage, DType dtype) {
-  static const std::vector<double> values = some_values(1048573);
-  std::vector<std::byte> block(values.size() * size_of(dtype));
-  over_range(static_cast<std::int64_t>(values.size()), [&](std::int64_t begin, std::int64_t end) {
-    for (auto n = static_cast<std::size_t>(begin); n < static_cast<std::size_t>(end); ++n) {
-      store(block.data() + n * size_of(dtype), dtype, values[n]);
-    }
-  });
+  static const Bytes fp32 = some_values_as(DType::kFloat32), fp16 = some_values_as(DType::kFloat16),
+                     bf16 = some_values_as(DType::kBFloat16);
+  const Bytes& block = dtype == DType::kFloat32 ? fp32 : dtype == DType::kFloat16 ? fp16 : bf16;
   over_range(static_cast<std::int64_t>(storage.size()), [&](std::int64_t begin, std::int64_t end) {
     for (auto at = static_cast<std::size_t>(begin); at < static_cast<std::size_t>(end);) {
       const std::size_t from = at % block.size();
