@@ -17,10 +17,6 @@ namespace tessera::cases {
 // Memory that is not cleared before it is filled: pages are first touched by the threads that fill them.
 template <class T>
 struct Uncleared : std::allocator<T> {
-  template <class Other>
-  struct rebind {
-    using other = Uncleared<Other>;
-  };
   template <class Made>
   void construct(Made* at) noexcept {
     ::new (static_cast<void*>(at)) Made;
