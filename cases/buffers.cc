@@ -69,18 +69,33 @@ void describe(Buffer& b, tessera_dtype dtype, int first_dim, int rank) {
   b.tensor.strides = b.strides.data() + first_dim;
 }
 
-// A block whose length is prime, over and over, so that no two rows are the same in step.
-void repeat_values(std::vector<std::byte>& storage, DType dtype) {
-  static const std::vector<double> values = some_values(1048573);
-  std::vector<std::byte> block(values.size() * size_of(dtype));
-  over_range(static_cast<std::int64_t>(values.size()), [&](std::int64_t begin, std::int64_t end) {
-    for (auto n = static_cast<std::size_t>(begin); n < static_cast<std::size_t>(end); ++n) {
-      store(block.data() + n * size_of(dtype), dtype, values[n]);
+Bytes some_values_as(DType dtype) {
+  const std::vector<double> values = some_values(1048573);
+  Bytes block(values.size() * size_of(dtype));
+  for (std::size_t n = 0; n < values.size(); ++n) store(block.data() + n * size_of(dtype), dtype, values[n]);
+  return block;
+}
+
+// A block whose length is prime, over and over, so that no two rows are the same in step. Made once for each type:
+// rounding takes longer than all else that is done for a benchmark's inputs.
+void repeat_values(Bytes& storage, DType dtype) {
+  static const Bytes fp32 = some_values_as(DType::kFloat32), fp16 = some_values_as(DType::kFloat16),
+                     bf16 = some_values_as(DType::kBFloat16);
+  const Bytes& block = dtype == DType::kFloat32 ? fp32 : dtype == DType::kFloat16 ? fp16 : bf16;
+  over_range(static_cast<std::int64_t>(storage.size()), [&](std::int64_t begin, std::int64_t end) {
+    for (auto at = static_cast<std::size_t>(begin); at < static_cast<std::size_t>(end);) {
+      const std::size_t from = at % block.size();
+      const std::size_t count = std::min(block.size() - from, static_cast<std::size_t>(end) - at);
+      std::memcpy(storage.data() + at, block.data() + from, count);
+      at += count;
     }
   });
-  for (std::size_t at = 0; at < storage.size(); at += block.size()) {
-    std::memcpy(storage.data() + at, block.data(), std::min(block.size(), storage.size() - at));
-  }
+}
+
+void fill_with_poison(Bytes& storage) {
+  over_range(static_cast<std::int64_t>(storage.size()), [&](std::int64_t begin, std::int64_t end) {
+    std::memset(storage.data() + begin, static_cast<int>(kPoison), static_cast<std::size_t>(end - begin));
+  });
 }
 
 }  // namespace
@@ -105,11 +120,12 @@ void Buffers::add(Buffer& b, const HostTensor& values, DType dtype, Layout layou
   }
   const std::size_t elements =
       static_cast<std::size_t>(n[0] * n[1] * n[2] * n[3]) == 0 ? 0 : static_cast<std::size_t>(n[0] * b.strides[0] + 64);
-  b.storage.assign(std::max<std::size_t>(elements, 1) * size_of(dtype), kPoison);
+  b.storage.resize(std::max<std::size_t>(elements, 1) * size_of(dtype));
   describe(b, dtype_of(dtype), rank == 4 ? 0 : 1, rank);
   b.written = written;
+  if (!written && values.empty() && elements > 0) return repeat_values(b.storage, dtype);
+  fill_with_poison(b.storage);
   if (written) return;
-  if (values.empty() && elements > 0) return repeat_values(b.storage, dtype);
   for_each_element(b,
                    [&](std::size_t at, std::size_t byte) { store(b.storage.data() + byte, dtype, values.data[at]); });
 }
@@ -234,7 +250,7 @@ void Buffers::take_saved(const Buffers& forward) {
 
 void Buffers::poison() {
   for (Buffer* b : all()) {
-    if (b->written) std::fill(b->storage.begin(), b->storage.end(), kPoison);
+    if (b->written) fill_with_poison(b->storage);
   }
 }
 

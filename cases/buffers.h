@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cases/cases.h"
@@ -12,9 +14,23 @@
 
 namespace tessera::cases {
 
+// Memory that is not cleared before it is filled: pages are first touched by the threads that fill them.
+template <class T>
+struct Uncleared : std::allocator<T> {
+  template <class Made>
+  void construct(Made* at) noexcept {
+    ::new (static_cast<void*>(at)) Made;
+  }
+  template <class Made, class... From>
+  void construct(Made* at, From&&... from) {
+    ::new (static_cast<void*>(at)) Made(std::forward<From>(from)...);
+  }
+};
+using Bytes = std::vector<std::byte, Uncleared<std::byte>>;
+
 // One tensor and the memory it lives in. Not copyable: `tensor` points into the object.
 struct Buffer {
-  std::vector<std::byte> storage;  // gaps included
+  Bytes storage;  // gaps included
   std::array<std::int64_t, 4> shape{};
   std::array<std::int64_t, 4> strides{};  // in elements
   tessera_tensor tensor{};

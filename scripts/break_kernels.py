@@ -11,6 +11,7 @@ Exit code: 0 all caught, 1 one was not, 2 bad usage or a change that no longer f
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_S = 120
@@ -139,7 +141,7 @@ class Checks:
     def __init__(self, options, scratch):
         self.tessera, self.python = pathlib.Path(options.tessera), options.python
         self.out, self.scratch, self.kernels = options.out, scratch, pathlib.Path(options.kernels)
-        self.controls = {}
+        self.controls, self.lock = {}, threading.Lock()
 
     def copy(self, mutations):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.scratch)) / "kernels"
@@ -230,12 +232,18 @@ class Checks:
         return len(bad), len(rows), "" if rows else f"the benchmark ended with {code}"
 
     def control(self, check, m, key):
-        """A note where the check does not pass on kernels as they are; each command runs once."""
-        key = (check.__name__,) + key
-        if key not in self.controls:
-            bad, of, note = check(f"control_{len(self.controls)}_{check.__name__}", self.copy(()), m)
-            self.controls[key] = f"{bad} of {of} fail as they are: {note}" if bad or not of else ""
-        return self.controls[key]
+        """A note where the check does not pass on kernels as they are; each command runs once, whoever asks first."""
+        with self.lock:
+            mine = concurrent.futures.Future()
+            said = self.controls.setdefault((check.__name__,) + key, mine)
+            label = f"control_{len(self.controls)}_{check.__name__}"
+        if said is mine:
+            try:
+                bad, of, note = check(label, self.copy(()), m)
+                mine.set_result(f"{bad} of {of} fail as they are: {note}" if bad or not of else "")
+            except BaseException as problem:
+                mine.set_exception(problem)
+        return said.result()
 
     def judge(self, m, folder, steps):
         """A row of the table, and whether every step caught it."""
@@ -286,31 +294,39 @@ def table(rows):
     return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(line, widths)), line[6]]).rstrip() for line in lines)
 
 
-def compile_all(checks, chosen):
+def compile_all(checks, chosen, jobs):
     rows = []
-    for m in chosen:
-        bad, of, note = checks.gate(f"{m.name}_compile", checks.copy((m,)), m)
-        good = of > 0 and (bad > 0 or not m.gate)
-        rows.append(good)
-        print(f"{'ok' if good else 'FAILED':<7} {m.name}: {of} compiled{', the gate says: ' + note if bad else ''}"
-              f"{'' if good else '; ' + (note or 'the compile gate does not notice')}", flush=True)
+    folders = [checks.copy((m,)) for m in chosen]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        compiled = pool.map(lambda m, folder: checks.gate(f"{m.name}_compile", folder, m), chosen, folders)
+        for m, (bad, of, note) in zip(chosen, compiled):
+            good = of > 0 and (bad > 0 or not m.gate)
+            rows.append(good)
+            print(f"{'ok' if good else 'FAILED':<7} {m.name}: {of} compiled{', the gate says: ' + note if bad else ''}"
+                  f"{'' if good else '; ' + (note or 'the compile gate does not notice')}", flush=True)
     return 0 if all(rows) else 1
 
 
-def break_all(checks, chosen, arch, with_peers):
-    rows = []
+def break_all(checks, chosen, arch, with_peers, jobs):
+    """Several at once: most of the time goes into compiling, and races may well meet a busy GPU."""
+    work = []  # (mutation, its sources, its steps); without sources: the architecture that it needs is not this one
     for m in chosen:
-        if number(m.compile[0]) > number(arch) or (m.compile[0] == "sm_90a" and arch != "sm_90a"):
-            rows.append({"mutation": m.name, "kernel": m.kernel, "race": m.race, "caught": None,
-                         "notes": [f"needs {m.compile[0]}, this is {arch}"]})
-            continue
-        rows.append(checks.judge(m, checks.copy((m,)), steps_of(checks, m)))
-        print(table(rows[-1:]).splitlines()[1], flush=True)
+        fits = number(m.compile[0]) <= number(arch) and (m.compile[0] != "sm_90a" or arch == "sm_90a")
+        work.append((m, checks.copy((m,)) if fits else None, list(steps_of(checks, m))))
     if with_peers:
         everything = Mutation("every_kernel_skips_a_tile", "", (), (), "as chosen")
-        folder = checks.copy([m for m in MUTATIONS if m.name in PEERS])
-        rows.append(checks.judge(everything, folder, [(checks.peers, ())]))
-        print(table(rows[-1:]).splitlines()[1], flush=True)
+        work.append((everything, checks.copy([m for m in MUTATIONS if m.name in PEERS]), [(checks.peers, ())]))
+
+    def judge(m, folder, steps):
+        if folder is None:
+            return {"mutation": m.name, "kernel": m.kernel, "race": m.race, "caught": None,
+                    "notes": [f"needs {m.compile[0]}, this is {arch}"]}
+        row = checks.judge(m, folder, steps)
+        print(table([row]).splitlines()[1], flush=True)
+        return row
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        rows = list(pool.map(lambda item: judge(*item), work))
     text = table(rows)
     (checks.out / "break_kernels.json").write_text(json.dumps({"arch": arch, "rows": rows}, indent=1) + "\n")
     (checks.out / "break_kernels.txt").write_text(text + "\n")
@@ -329,6 +345,8 @@ def main(arguments=None):
                         help="no GPU: each must fit its source and compile, and the compile gate notice those it must")
     parser.add_argument("--tessera", default=ROOT / "build/bin/tessera", metavar="PATH", help="default: build/bin's")
     parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="what is copied and changed")
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), metavar="N",
+                        help="how many at once; default: half of the cores, %(default)s here")
     parser.add_argument("--python", default=sys.executable, metavar="PATH",
                         help="one with PyTorch, for the comparison with peers; default: this one")
     options = parser.parse_args(arguments)
@@ -337,6 +355,8 @@ def main(arguments=None):
             print(f"{m.name:<42} {m.file}{'  race' if m.race else ''}{'  compile gate' if m.gate else ''}")
         return 0
     unknown = set(options.only) - {m.name for m in MUTATIONS}
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: 1 or more")
     if unknown or options.out is None:
         parser.error(f"--only {min(unknown)}: --list names what there is" if unknown else "OUT is missing")
     chosen = [m for m in MUTATIONS if not options.only or m.name in options.only]
@@ -346,14 +366,15 @@ def main(arguments=None):
         checks = Checks(options, scratch)
         try:
             if options.compile:
-                return compile_all(checks, chosen)
+                return compile_all(checks, chosen, options.jobs)
             record = options.out / "doctor.json"
             _, found = checks.run("doctor", "", [options.tessera, "doctor", "--json", record], record)
             devices = found.get("cuda", {}).get("devices", [])
             if not devices:
                 print("error: no GPU here; --compile needs none", file=sys.stderr)
                 return 3
-            return break_all(checks, chosen, devices[0]["arch"], not options.only and sees_gpu(options.python))
+            with_peers = not options.only and sees_gpu(options.python)
+            return break_all(checks, chosen, devices[0]["arch"], with_peers, options.jobs)
         except Misfit as problem:
             print(f"error: {problem}", file=sys.stderr)
             return 2

@@ -71,6 +71,9 @@ def collect(out, results):
             said = [line for line in last if "ERROR SUMMARY" in line or "RACECHECK SUMMARY" in line]
             counted = [line for line in last if " passed, " in line]
             lines.append(f"{file.stem.removeprefix('sanitizer_')}: {'; '.join(s.strip('= ') for s in said + counted)}")
+        copy = out / "racecheck_sources.txt"
+        if copy.exists():
+            lines.append(f"racecheck's sources, but for as_is: {copy.read_text().strip()}")
         (results / "sanitizer.txt").write_text("\n".join(lines) + "\n")
 
 

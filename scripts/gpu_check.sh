@@ -5,7 +5,8 @@
 # failed, 3 where there is no GPU.
 #
 # BUILD (default build) holds the built program; it is built where it is missing. PYTHON (default python3) is one with
-# PyTorch, for the peers. SKIP names steps to leave out, with commas: tests, verify, sanitizer, bench, peers.
+# PyTorch, for the peers. SKIP names steps to leave out, with commas: tests, verify, sanitizer, bench, peers. BREAK=1 also
+# shows, last, that the checks catch broken kernels (scripts/break_kernels.py).
 set -uo pipefail
 out=${1:?usage: scripts/gpu_check.sh OUT}
 cd "$(dirname "$0")/.."
@@ -71,13 +72,14 @@ start() {
   started+=("$name")
   (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
 }
+for_information=sanitizer_racecheck_as_is  # has hazards that are none; it fails nothing
 finish_all() {
   wait
   for name in "${started[@]}"; do
     local code
     code=$(cat "$out/$name.code")
     rm "$out/$name.code"
-    verdict "$name" "$code" ""
+    if [ "$name" = $for_information ]; then say "info    $name"; else verdict "$name" "$code" ""; fi
     say "$(grep -E ' passed, |tests? ran|PASSED|SUMMARY|worst error|equal' "$out/$name.txt" | tail -n 3 | sed 's/^/          /')"
   done
 }
@@ -98,10 +100,21 @@ if ! skipped verify; then
 fi
 if ! skipped sanitizer; then
   if command -v compute-sanitizer > /dev/null; then
-    for tool in memcheck racecheck synccheck initcheck; do
-      start "sanitizer_$tool" 200 compute-sanitizer --tool $tool --error-exitcode 9 "$tessera" verify --device cuda \
-        --suite sanitize
+    sanitize=(compute-sanitizer --error-exitcode 9)
+    small_set=("$tessera" verify --device cuda --suite sanitize)
+    for tool in memcheck synccheck initcheck; do
+      start "sanitizer_$tool" 200 "${sanitize[@]}" --tool $tool "${small_set[@]}"
     done
+    # racecheck does not follow bar.arrive. What counts is its word on a copy with bar.sync instead.
+    rm -rf "$out/racecheck_kernels"
+    "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
+    code=$?
+    verdict racecheck_sources $code ": $(cat "$out/racecheck_sources.txt")"
+    if [ $code = 0 ]; then
+      start sanitizer_racecheck 200 env TESSERA_KERNEL_SOURCES="$out/racecheck_kernels" "${sanitize[@]}" \
+        --tool racecheck "${small_set[@]}"
+    fi
+    start $for_information 200 "${sanitize[@]}" --tool racecheck "${small_set[@]}"
   else
     say "skipped sanitizer: compute-sanitizer is not on the path"
   fi
@@ -112,15 +125,16 @@ if [[ -f $out/cuda_test.txt ]] && grep -q PASSED "$out/cuda_test.txt" && ! grep 
     --kernel attention/backward_preprocess.cuh,attention/split_combine.cuh
 fi
 if ! skipped bench; then
-  step bench 120 "$tessera" bench --device cuda --min-time 0.03 --json "$out/bench.json"
-  step evidence 120 "$tessera" bench --device cuda --evidence --json "$out/evidence.json"
+  # fp16 takes the same code.
+  step bench 90 "$tessera" bench --device cuda --filter bf16 --min-time 0.03 --json "$out/bench.json"
+  step evidence 90 "$tessera" bench --device cuda --evidence --min-time 0.03 --json "$out/evidence.json"
 fi
 if ! skipped peers; then
   if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
     # The benchmark needs nothing of the package around it, which need not be installed here.
     mkdir -p "$out/path"
     cp -r python/tessera/bench "$out/path/tessera_bench"
-    lines=14 step peers 200 env PYTHONPATH="$out/path" "$python" -m tessera_bench \
+    lines=20 step peers 200 env PYTHONPATH="$out/path" "$python" -m tessera_bench \
       --library "$build/lib/libtessera.so" --json "$out/peers.json"
     rm -rf "$out/path"
   else
@@ -128,7 +142,12 @@ if ! skipped peers; then
   fi
 fi
 
-rm -f "$record.lock"
+if [ "${BREAK:-}" = 1 ]; then
+  lines=30 step break_kernels 400 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
+    --python "$python"
+fi
+
+rm -rf "$record.lock" "$out/racecheck_kernels"
 "$python" scripts/collect_results.py "$out" "results/$gpu" && say "results/$gpu is up to date"
 tar -czf "$out/results-$gpu.tgz" "results/$gpu"  # to carry what is to be committed to another machine
 "$tessera" kernels | tee -a "$out/summary.txt"

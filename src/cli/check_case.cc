@@ -16,7 +16,7 @@ namespace {
 using oracle::HostTensor;
 using oracle::Outputs;
 using Plan = std::unique_ptr<tessera_plan, decltype(&tessera_plan_destroy)>;
-using Bytes = std::vector<std::vector<std::byte>>;
+using Bytes = std::vector<cases::Bytes>;
 
 // A refusal begins with the problem, which the case's name says already; the lines about kernels are the reason.
 std::string reason_of(const std::string& refusal) {
@@ -93,7 +93,7 @@ bool run_case(cases::Buffers& buffers, Device& device, int repeat, Report& repor
   if (std::string damage = buffers.damage(); !damage.empty()) return stop(Outcome::kFailed, std::move(damage));
   std::size_t n = 0;
   for (const cases::Buffer* b : buffers.all()) {
-    const std::vector<std::byte>& was = before[n++];
+    const cases::Bytes& was = before[n++];
     if (!b->written && b->storage != was) return stop(Outcome::kFailed, "an input was written to");
   }
   return true;

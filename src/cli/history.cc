@@ -137,6 +137,7 @@ void add_peers_row(Statement& insert, std::int64_t run, const Json& row) {
     t.entrant = at.key();
     t.status = text_at(e, "status");
     t.detail = text_at(e, "detail");
+    if (const std::string through = text_at(e, "through"); !through.empty()) t.detail = "through the " + through;
     t.median = number_at(e, "median_s");
     t.p05 = number_at(e, "p05_s");
     t.p95 = number_at(e, "p95_s");

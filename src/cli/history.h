@@ -24,7 +24,8 @@ struct RunRow {
 };
 
 struct TimingRow {
-  std::string op, cell, entrant, dtype, status, detail;  // status: "ok", "wrong", "refused", "failed"
+  std::string op, cell, entrant, dtype, status;  // status: "ok", "wrong", "refused", "failed"
+  std::string detail;                            // why it is not ok; of a decode that is, which op ran
   std::int64_t batch = 0, seq = 0, heads = 0, dim = 0;
   bool causal = false, small = false;
   double median = 0, p05 = 0, p95 = 0, graph = 0, host = 0;  // seconds; 0: not measured
@@ -34,6 +35,7 @@ struct TimingRow {
 
   bool ok() const { return status == "ok"; }
   double rate() const { return median > 0 ? flops / median : 0; }
+  double bandwidth() const { return median > 0 ? bytes / median : 0; }
 };
 
 struct VerdictRow {

@@ -61,6 +61,13 @@ struct Comparison {
   }
 };
 
+// Ops whose ratios are summed up, and which of their cells: a decode step is always a small one.
+struct Compared {
+  const char* op;
+  bool small;
+};
+constexpr Compared kCompared[] = {{"forward", false}, {"backward", false}, {"decode", true}};
+
 struct Ratio {
   std::string cell;
   double value = 0;  // the peer's time over ours
@@ -177,11 +184,11 @@ std::string status_cell(const TimingRow* r) {
 
 std::string headline(const Comparison& c) {
   HtmlTable table({"Tessera's speed over", "op", "geometric mean", "minimum", "where", "behind in"});
-  for (const std::string op : {"forward", "backward"}) {
+  for (const auto& [op, small] : kCompared) {
     std::vector<std::string> rivals = c.peers();
     if (rivals.size() > 1) rivals.emplace_back("best");
     for (const std::string& peer : rivals) {
-      const Summary s = summary_of(ratios(c, op, false, "tessera", peer));
+      const Summary s = summary_of(ratios(c, op, small, "tessera", peer));
       if (s.cells == 0) continue;
       table.row({peer == "best" ? "the best of them" : escaped(peer), op,
                  fmt::format("<td class=\"{}\">{:.3f}</td>", s.mean >= 1 ? "good" : "bad", s.mean),
@@ -330,7 +337,7 @@ std::string bytes_section(const Comparison& c) {
 
 std::string accuracy_section(const Comparison& c) {
   HtmlTable table({"entrant", "op", "median error", "largest error", "right", "wrong"});
-  for (const std::string op : {"forward", "backward"}) {
+  for (const std::string op : {"forward", "backward", "decode"}) {
     for (const std::string& e : c.entrants) {
       std::vector<double> errors;
       int wrong = 0;
@@ -412,18 +419,75 @@ std::string verify_section(const History& history, const std::string& gpu) {
   return out;
 }
 
-std::string decode_section(const History& history, const std::string& gpu) {
+// Those who ran a decode step, in the order of the file.
+std::vector<std::string> decoders(const Comparison& c) {
+  std::vector<std::string> list;
+  for (const std::string& e : c.entrants) {
+    const auto decodes = [&](const TimingRow& r) { return r.op == "decode" && r.entrant == e; };
+    if (std::any_of(c.rows.begin(), c.rows.end(), decodes)) list.push_back(e);
+  }
+  return list;
+}
+
+// Which op served Tessera's decode steps; "" where the file does not say.
+std::string decoded_through(const Comparison& c) {
+  std::set<std::string> ways;
+  for (const TimingRow* r : c.cells("decode", true)) {
+    if (r->ok()) ways.insert(r->detail);
+  }
+  std::string text;
+  for (const std::string& way : ways) text += (text.empty() ? "" : " and ") + way;
+  return text;
+}
+
+std::string decode_beside_peers(const Comparison& c) {
+  const std::vector<const TimingRow*> cells = c.cells("decode", true);
+  if (cells.empty()) return {};
+  const std::vector<std::string> entrants = decoders(c);
+  std::vector<std::string> head{"one query"};
+  for (const std::string& e : entrants) head.push_back(e);
+  for (const std::string& e : entrants) {
+    if (!is_ours(e)) head.push_back("Tessera / " + e);
+  }
+  HtmlTable table(head);
+  for (const TimingRow* cell : cells) {
+    std::vector<std::string> line{escaped(cell->cell)};
+    for (const std::string& e : entrants) {
+      const TimingRow* r = c.find("decode", cell->cell, e);
+      if (r == nullptr || !r->ok()) {
+        line.push_back(status_cell(r));
+        continue;
+      }
+      std::string text = fmt::format("{:.1f}", r->median * 1e6);
+      if (r->graph > 0) text += fmt::format(" / {:.1f}", r->graph * 1e6);
+      line.push_back(text + fmt::format(" / {:.2f}", r->bandwidth() / 1e12));
+    }
+    for (const std::string& e : entrants) {
+      if (is_ours(e)) continue;
+      const TimingRow* r = c.find("decode", cell->cell, e);
+      line.push_back(cell->ok() && r != nullptr && r->ok() ? heat(r->median / cell->median) : "-");
+    }
+    table.row(line);
+  }
+  const std::string through = decoded_through(c);
+  return "<p class=\"soft\">Microseconds around the call, L2 flushed / replayed from a graph, L2 as it is / TB/s of "
+         "the first, K and V counted once." +
+         (through.empty() ? "" : " Tessera ran " + escaped(through) + ".") + "</p>" + table.done();
+}
+
+std::string decode_section(const Comparison* c, const History& history, const std::string& gpu) {
+  std::string out = c != nullptr ? decode_beside_peers(*c) : "";
   const std::vector<RunRow> benches = history.runs("bench", gpu);
-  if (benches.empty()) return {};
   HtmlTable table({"decode", "median, us", "GB/s", "of the measured copy"});
   bool any = false;
-  for (const TimingRow& r : history.timings(benches.front().id)) {
+  for (const TimingRow& r : benches.empty() ? std::vector<TimingRow>() : history.timings(benches.front().id)) {
     if (r.op != "decode" || !r.ok()) continue;
     any = true;
-    table.row({escaped(r.cell), fmt::format("{:.1f}", r.median * 1e6), fmt::format("{:.0f}", r.bytes / r.median / 1e9),
+    table.row({escaped(r.cell), fmt::format("{:.1f}", r.median * 1e6), fmt::format("{:.0f}", r.bandwidth() / 1e9),
                fmt::format("{:.0f} %", 100 * r.part_of_ceiling)});
   }
-  return any ? "<h2>Decode bandwidth</h2>" + table.done() : std::string();
+  if (any) out += "<p></p>" + table.done();
+  return out.empty() ? out : "<h2>Decode bandwidth</h2>" + out;
 }
 
 std::string evidence_section(const History& history, const std::string& gpu) {
@@ -466,7 +530,7 @@ std::string kernel_section(const std::vector<KernelState>& kernels) {
 std::string history_section(const History& history, const std::string& gpu) {
   const std::vector<RunRow> runs = history.runs("peers", gpu);
   if (runs.size() < 2) return {};
-  HtmlTable table({"date", "version", "forward over the best", "backward over the best"});
+  HtmlTable table({"date", "version", "forward over the best", "backward over the best", "decode over the best"});
   for (const RunRow& run : runs) {
     Comparison c;
     c.run = run;
@@ -475,9 +539,12 @@ std::string history_section(const History& history, const std::string& gpu) {
       if (std::find(c.entrants.begin(), c.entrants.end(), r.entrant) == c.entrants.end())
         c.entrants.push_back(r.entrant);
     }
-    table.row({escaped(run.date), escaped(run.version),
-               fmt::format("{:.3f}", summary_of(ratios(c, "forward", false, "tessera", "best")).mean),
-               fmt::format("{:.3f}", summary_of(ratios(c, "backward", false, "tessera", "best")).mean)});
+    std::vector<std::string> line{escaped(run.date), escaped(run.version)};
+    for (const auto& [op, small] : kCompared) {
+      const Summary s = summary_of(ratios(c, op, small, "tessera", "best"));
+      line.push_back(s.cells > 0 ? fmt::format("{:.3f}", s.mean) : "-");
+    }
+    table.row(line);
   }
   return "<h2>Over time</h2>" + table.done();
 }
@@ -502,6 +569,33 @@ std::string gpu_title(const RunRow& run) {
   return environment.value("gpu", run.gpu);
 }
 
+// Empty where no decode step was timed.
+std::string readme_decode(const Comparison& c) {
+  const std::vector<const TimingRow*> cells = c.cells("decode", true);
+  if (cells.empty()) return {};
+  const std::string through = decoded_through(c);
+  std::string out =
+      fmt::format("\nDecode, one query, microseconds around the call and TB/s with K and V read once{}:\n\n| |",
+                  through.empty() ? "" : ", Tessera " + through);
+  std::string rule = "\n|---|";
+  for (const std::string& e : decoders(c)) {
+    out += fmt::format(" {} |", e);
+    rule += "---|";
+  }
+  out += rule + "\n";
+  for (const TimingRow* cell : cells) {
+    out += fmt::format("| `{}` |", cell->cell);
+    for (const std::string& e : decoders(c)) {
+      const TimingRow* r = c.find("decode", cell->cell, e);
+      out += r == nullptr ? " - |"
+             : !r->ok()   ? fmt::format(" {} |", r->status)
+                          : fmt::format(" {:.1f}, {:.2f} |", r->median * 1e6, r->bandwidth() / 1e12);
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string html_report(const History& history, const std::vector<KernelState>& kernels) {
@@ -518,8 +612,8 @@ std::string html_report(const History& history, const std::vector<KernelState>& 
     } else {
       body += fmt::format("<h2>{}</h2><p>No comparison with peers is recorded.</p>", escaped(gpu));
     }
-    body += decode_section(history, gpu) + verify_section(history, gpu) + evidence_section(history, gpu) +
-            history_section(history, gpu);
+    body += decode_section(c ? &*c : nullptr, history, gpu) + verify_section(history, gpu) +
+            evidence_section(history, gpu) + history_section(history, gpu);
     if (c) body += environment_section(c->run);
   }
   body += kernel_section(kernels);
@@ -557,6 +651,7 @@ std::string readme_tables(const History& history) {
       out += fmt::format("\nThe deterministic backward runs at {:.2f} of the fast one's speed, {:.2f} at the least.\n",
                          cost.mean, cost.least);
     }
+    out += readme_decode(*c);
   }
   return out;
 }

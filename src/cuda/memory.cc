@@ -67,6 +67,11 @@ Status DeviceBuffer::fill_words32(unsigned value) {
                   [&](const Driver& d) { return d.set_words32(address_, value, bytes_ / 4, nullptr); });
 }
 
+Status DeviceBuffer::enqueue_fill(unsigned char value, CUstream stream) {
+  return with_context(device_, "cuMemsetD8",
+                      [&](const Driver& d) { return d.set_bytes(address_, value, bytes_, stream); });
+}
+
 Result<Stream> Stream::make(int device) {
   constexpr unsigned kNonBlocking = 1;  // does not wait for the default stream
   CUstream stream = nullptr;

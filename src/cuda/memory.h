@@ -34,6 +34,8 @@ class DeviceBuffer {
   Status fill_bytes(unsigned char value);
   Status fill_words16(unsigned short value);
   Status fill_words32(unsigned value);
+  // On the stream, behind what is there; does not wait.
+  Status enqueue_fill(unsigned char value, CUstream stream);
 
  private:
   void swap(DeviceBuffer& other) noexcept {

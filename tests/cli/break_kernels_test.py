@@ -17,12 +17,13 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import break_kernels  # noqa: E402
+import racecheck_sources  # noqa: E402
 
 PROGRAM = "build/bin/tessera"
 
 # Looks whether its sources are the repository's; MOOD says what it makes of that.
 STAND_IN = """#!/usr/bin/env python3
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 mood, kernels = os.environ["MOOD"], pathlib.Path(os.environ["KERNELS"])
 record = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
 if sys.argv[1] == "doctor":
@@ -31,6 +32,13 @@ if sys.argv[1] == "doctor":
 folder = pathlib.Path(os.environ["TESSERA_KERNEL_SOURCES"])
 changed = any(f.read_text() != (kernels / f.relative_to(folder)).read_text() for f in folder.rglob("*.cuh"))
 bad = changed and mood != "blind" or mood == "always"
+if mood == "together" and changed and sys.argv[1] == "verify":  # notices only while another one runs
+    record.with_suffix(".here").touch()
+    for _ in range(100):
+        bad = len(list(record.parent.glob("*.here"))) > 1
+        if bad:
+            break
+        time.sleep(0.05)
 if sys.argv[1] == "verify":
     kernel = {"another": "another", "uncompiled": ""}.get(mood, "attention_forward")
     case = {"name": "a", "outcome": "failed" if bad else "passed", "kernel": kernel, "detail": "why"}
@@ -59,13 +67,16 @@ class BreakKernels(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def judged_by(self, mood):
+        code, rows, said = self.all_judged_by(mood, "--only", "forward_skips_a_key_tile")
+        return code, rows[0], said
+
+    def all_judged_by(self, mood, *arguments):
         program = self.folder / "tessera"
         program.write_text(STAND_IN)
         program.chmod(0o755)
         with mock.patch.dict(os.environ, MOOD=mood, KERNELS=str(ROOT / "kernels")):
-            code, said = run(self.folder / "out", "--tessera", program, "--only", "forward_skips_a_key_tile")
-        row = json.loads((self.folder / "out/break_kernels.json").read_text())["rows"][0]
-        return code, row, said
+            code, said = run(self.folder / "out", "--tessera", program, *arguments)
+        return code, json.loads((self.folder / "out/break_kernels.json").read_text())["rows"], said
 
     def test_every_change_fits_its_source_and_compiles(self):
         code, said = run(self.folder / "out", "--compile", "--tessera", PROGRAM)
@@ -80,6 +91,24 @@ class BreakKernels(unittest.TestCase):
             broken = break_kernels.Mutation("broken", "attention/forward.cuh", ((old, ""),), break_kernels.FORWARD)
             with self.assertRaisesRegex(break_kernels.Misfit, "broken: .*not once"):
                 break_kernels.Checks(Options, self.folder).copy((broken,))
+
+    def test_the_copy_for_racecheck_has_one_line_changed_and_compiles(self):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            racecheck_sources.main(self.folder / "kernels")
+        self.assertIn("attention/backward.cuh", said.getvalue())
+        changed = []
+        for file in (self.folder / "kernels").rglob("*.*"):
+            was = (ROOT / "kernels" / file.relative_to(self.folder / "kernels")).read_text().splitlines()
+            changed += [pair for pair in zip(was, file.read_text().splitlines(), strict=True) if pair[0] != pair[1]]
+        self.assertEqual([(a.strip(), b.strip()) for a, b in changed], [
+            ("barrier_arrive(1 + strip, kThreads);", "barrier_wait(1 + strip, kThreads);")])
+
+        class Options:
+            tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+
+        bad, of, note = break_kernels.Checks(Options, self.folder).gate("racecheck", self.folder / "kernels",
+                                                                      racecheck_sources.WAITS)
+        self.assertEqual((bad, of > 0), (0, True), note)
 
     def test_what_verify_and_bench_notice_is_caught(self):
         code, row, said = self.judged_by("sees")
@@ -105,9 +134,21 @@ class BreakKernels(unittest.TestCase):
             code, row, said = self.judged_by(mood)
             self.assertEqual((code, row["caught"], row["verify"]), (1, False, [0, 0]), said)
 
+    def test_several_run_at_once_and_are_listed_in_order_and_their_control_runs_once(self):
+        names = ["forward_skips_a_key_tile", "forward_masks_one_key_too_many"]
+        arguments = ["--only", names[1], "--only", names[0], "--jobs"]
+        code, rows, said = self.all_judged_by("together", *arguments, 2)
+        self.assertEqual((code, [(r["mutation"], r["caught"]) for r in rows]), (0, [(n, True) for n in names]), said)
+        self.assertEqual(len(list((self.folder / "out").glob("control_*_verify.json"))), 1)
+        for file in (self.folder / "out").glob("*.here"):
+            file.unlink()
+        code, rows, said = self.all_judged_by("together", *arguments, 1)
+        self.assertEqual((code, rows[0]["caught"]), (1, False), said)
+
     def test_bad_usage_and_a_machine_without_a_gpu_are_named(self):
         self.assertEqual(run("--only", "no_such", self.folder)[0], 2)
         self.assertEqual(run()[0], 2)
+        self.assertEqual(run(self.folder, "--jobs", "0")[0], 2)
         code, said = run("--list")
         self.assertEqual((code, said.count("\n")), (0, len(break_kernels.MUTATIONS)))
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):

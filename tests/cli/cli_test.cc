@@ -378,6 +378,30 @@ TEST_F(Cli, bench_reports_speed_and_a_measured_ceiling) {
   EXPECT_GT(report["ceilings"]["copy_bytes_per_s"].get<double>(), 0);
 }
 
+// A launch on the fake GPU takes 50 us more where its L2 cache was written over.
+TEST_F(Cli, bench_on_a_gpu_flushes_l2_before_each_call_and_does_not_time_that) {
+  const std::string fake = std::string(kFakeGpu) + " FAKE_CUDA_L2=";
+  for (const char* way : {"", "--evidence "}) {
+    const std::string command = std::string("bench --device cuda --suite quick --min-time 0.01 ") + way +
+                                "--filter fwd/bf16/b1_sq65_sk65_h2:1_d64 --json " + file("bench.json");
+    double median[2] = {};
+    for (const int l2 : {0, 1 << 20}) {
+      const Answer answer = run(command, fake + std::to_string(l2));
+      ASSERT_EQ(answer.code, 0) << answer.text;
+      const Json found = json("bench.json");
+      EXPECT_EQ(found["l2_flush_bytes"], 4 * l2);
+      EXPECT_EQ(holds(answer.text, "L2 is flushed"), l2 > 0) << answer.text;
+      const Json one = found["cases"][0];
+      median[l2 > 0] = one["median_s"].get<double>();
+      const double cold_costs = l2 > 0 ? 50e-6 : 0;
+      EXPECT_NEAR(one["median_s"].get<double>() - one["graph_s"].get<double>(), cold_costs, 0.1e-6) << answer.text;
+      EXPECT_NEAR(one["p99_s"].get<double>(), one["median_s"].get<double>(), 0.1e-6);
+      EXPECT_GE(one["runs"].get<int>(), *way != '\0' ? 100 : 5);
+    }
+    EXPECT_NEAR(median[1], median[0], 0.1e-6) << "what is written to flush is in the time";
+  }
+}
+
 TEST_F(Cli, evidence_is_a_checked_result_and_a_hundred_single_calls) {
   const Answer answer = run("bench --evidence --filter b2_sq128_sk128_h8_d64 --json " + file("bench.json"));
   EXPECT_EQ(answer.code, 0) << answer.text;
@@ -427,6 +451,37 @@ TEST_F(Cli, report_is_one_page_that_shows_losses_and_asks_for_nothing) {
   EXPECT_EQ(json("runs.json")["runs"].size(), 2U);
   std::ifstream again(file("report.html"));
   EXPECT_TRUE(holds(std::string((std::istreambuf_iterator<char>(again)), {}), "Over time"));
+}
+
+TEST_F(Cli, report_shows_decode_beside_peers_with_losses_and_says_which_op_ran) {
+  std::filesystem::create_directories(file("results/gpu"));
+  Json peers = peers_of_one_cell(1e-3, 1e-3);
+  Json decode = peers["rows"][0];
+  decode["op"] = "decode";
+  decode["cell"] = "bf16/b1_s1024_h32:8_d128";
+  decode["small"] = true;
+  decode["bytes"] = 4e7;
+  decode["entrants"]["tessera"] = {{"status", "ok"}, {"median_s", 2e-5}, {"graph_s", 1.5e-5}, {"through", "forward"}};
+  decode["entrants"]["fa2"] = {{"status", "ok"}, {"median_s", 1e-5}, {"graph_s", 0.5e-5}};
+  peers["rows"].push_back(decode);
+  std::ofstream(file("results/gpu/peers.json")) << peers;
+  std::ofstream(file("README.md")) << "<!-- made by `tessera report --readme`: do not edit -->\n"
+                                      "<!-- end of what `tessera report` made -->\n";
+  const std::string common = "report --results " + file("results");
+  ASSERT_EQ(run(common + " --output " + file("report.html") + " --history " + file("history.db")).code, 0);
+  ASSERT_EQ(run(common + " --readme " + file("README.md")).code, 0);
+  std::ifstream in(file("report.html"));
+  const std::string page((std::istreambuf_iterator<char>(in)), {});
+  const std::string part = page.substr(std::min(page.size(), page.find("Decode bandwidth")));
+  EXPECT_TRUE(holds(part, "Tessera ran through the forward."));
+  EXPECT_TRUE(holds(part, "<td>10.0 / 5.0 / 4.00</td><td>20.0 / 15.0 / 2.00</td>")) << part;
+  EXPECT_TRUE(holds(part, "class=\"loss\" style=\"background:rgba(201,42,42,0.68)\">0.50</td>")) << part;
+  EXPECT_TRUE(holds(part, ">wrong<"));
+  EXPECT_TRUE(holds(page, "<td>decode</td><td class=\"bad\">0.500</td>")) << "among the sums at the top";
+  std::ifstream readme(file("README.md"));
+  const std::string text((std::istreambuf_iterator<char>(readme)), {});
+  EXPECT_TRUE(holds(text, "| `bf16/b1_s1024_h32:8_d128` | wrong | 10.0, 4.00 | 20.0, 2.00 |")) << text;
+  EXPECT_TRUE(holds(text, "Tessera through the forward")) << text;
 }
 
 TEST_F(Cli, tables_in_a_readme_drift_when_results_change) {

@@ -271,6 +271,8 @@ TEST(ForwardSm90, heads_are_joined_only_where_a_tile_holds_whole_groups) {
 
 TEST(ForwardSm90, tensor_maps_are_made_by_the_driver) {
   REQUIRE_DEVICE();
+  const auto scope = cuda::ContextScope::enter(cuda::kDevice);  // as a launch does: no test before need have made one
+  ASSERT_TRUE(scope.ok()) << scope.status().message();
   const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
   ASSERT_TRUE(boxes.ok());
   for (const cuda::TensorBox& box : boxes->k) {

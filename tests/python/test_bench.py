@@ -35,6 +35,16 @@ def test_there_are_32_cells_of_16384_tokens_and_their_work_is_counted_as_the_fie
     assert one.unfused_bytes("forward") - one.bytes("forward") == 4 * 2 * 3 * 4 * 4 * 2
 
 
+def test_decode_has_one_query_and_counts_keys_and_values_once():
+    chosen = cells.decode_cells()
+    assert [(c.batch, c.seq) for c in chosen] == [(1, 1024), (1, 8192), (1, 131072), (16, 8192), (64, 4096)]
+    assert all(c.q_shape == (c.batch, 1, 32, 128) and c.k_shape == (c.batch, c.seq, 8, 128) for c in chosen)
+    one = chosen[0]
+    assert one.name == "bf16/b1_s1024_h32:8_d128" and one.ops == ("decode",)
+    assert one.bytes("decode") == 2 * (1024 * 8 * 128 * 2) + 2 * (32 * 128 * 2)
+    assert one.flops("decode") == 4 * 32 * 1024 * 128
+
+
 def record_of(times):
     """times: {cell: {entrant: seconds, or "wrong"}}"""
     rows = [{"op": "forward", "cell": cell, "small": False, "flops": 1e12, "entrants": {
@@ -61,10 +71,39 @@ def test_a_wrong_result_is_shown_as_wrong_and_counts_in_no_mean():
     assert "WRONG" in text and "out has NaN" in text
 
 
-def test_two_records_are_compared_by_entrant():
-    first = record_of({"a": {"tessera": 1.0, "fa2": 2.0}})
-    second = record_of({"a": {"tessera": 1.02, "fa2": 2.0}})
-    assert "tessera      1.0200 over 1 cells" in report.compare(first, second)
+def compared(tmp_path, first, second):
+    """(exit code, what was printed) of --compare"""
+    names = []
+    for number, times in enumerate((first, second)):
+        names.append(str(tmp_path / f"{number}.json"))
+        pathlib.Path(names[-1]).write_text(json.dumps(record_of(times)))
+    answer = run("--compare", *names)
+    return answer.returncode, answer.stdout + answer.stderr
+
+
+def test_two_records_that_agree_within_3_percent_are_said_to(tmp_path):
+    first = {"a": {"tessera": 1.0, "fa2": 2.0}, "b": {"tessera": 1.0, "fa2": 1.0}}
+    second = {"a": {"tessera": 1.10, "fa2": 2.0}, "b": {"tessera": 0.95, "fa2": 1.0}}
+    code, said = compared(tmp_path, first, second)
+    assert code == 0, said
+    assert "tessera      forward   geometric mean 1.0223 over 2 cells   min 0.950 (b)   max 1.100 (a)" in said
+    assert "fa2          forward   geometric mean 1.0000 over 2 cells   min 1.000" in said
+
+
+@pytest.mark.parametrize("factor", [1.035, 0.965])
+def test_two_records_further_apart_fail_and_the_entrant_is_named(tmp_path, factor):
+    first = {"a": {"tessera": 1.0, "fa2": 2.0}, "b": {"tessera": 1.0, "fa2": 1.0}}
+    second = {cell: {"tessera": times["tessera"], "fa2": times["fa2"] * factor} for cell, times in first.items()}
+    code, said = compared(tmp_path, first, second)
+    assert code == 1 and f"error: fa2 is {factor:.4f} of its first time" in said
+
+
+def test_records_with_another_status_or_nothing_in_common_do_not_agree(tmp_path):
+    first = {"a": {"tessera": 1.0, "fa2": 2.0}}
+    code, said = compared(tmp_path, first, {"a": {"tessera": 1.0, "fa2": "wrong"}})
+    assert code == 1 and "forward a fa2: ok, then wrong" in said
+    code, said = compared(tmp_path, first, {"b": {"tessera": 1.0, "fa2": 2.0}})
+    assert code == 1 and "no cell was timed in both" in said
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -107,6 +146,22 @@ def test_the_gate_lets_a_right_result_through_and_stops_nan_and_a_skipped_tile()
     assert "NaN" in reference.judge(out=broken)[1]
 
 
+def test_the_gate_of_decode_takes_the_key_head_of_the_group():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    cell = cells.Cell(2, 100, 4, 64, False, decode=True, heads_kv=2)
+    q, k, v, do = (torch.randn(s).bfloat16() for s in (cell.q_shape, cell.k_shape, cell.k_shape, cell.q_shape))
+    reference = accuracy.Reference(cell, q, k, v, do)
+
+    def attend(key_heads):
+        keys, values = k[:, :, key_heads].float(), v[:, :, key_heads].float()
+        weights = torch.softmax(torch.einsum("bshd,bthd->bhst", q.float(), keys) / 8, -1)
+        return torch.einsum("bhst,bthd->bshd", weights, values).bfloat16()
+
+    assert reference.judge(out=attend([0, 0, 1, 1]))[1] == ""
+    assert reference.judge(out=attend([0, 1, 0, 0]))[1] != ""
+
+
 def test_every_peer_has_a_name_and_what_is_not_installed_is_left_out():
     assert set(entrants.PACKAGES) <= set(entrants.PEERS)
     from tessera.bench.__main__ import chosen_entrants
@@ -140,14 +195,57 @@ def test_a_run_on_the_cpu_times_everyone_and_writes_it_down(tmp_path):
     assert answer.returncode == 0, answer.stderr
     assert "geometric mean" in answer.stdout
     record = json.loads(file.read_text())
-    assert len(record["rows"]) == 4
+    assert [row["op"] for row in record["rows"]] == ["forward", "backward", "forward", "backward", "decode"]
     for row in record["rows"]:
         assert set(row["entrants"]) >= {"tessera", "fa2", "math"}
         for result in row["entrants"].values():
             assert result["status"] == "ok" and len(result["samples_s"]) == 3
             assert result["p05_s"] <= result["median_s"] <= result["p95_s"]
             assert 0 < result["error_over_allowed"] <= 1
-    assert ["tessera-det" in row["entrants"] for row in record["rows"]] == [False, True, False, True]
+    assert ["tessera-det" in row["entrants"] for row in record["rows"]] == [False, True, False, True, False]
+    assert record["rows"][4]["entrants"]["tessera"]["through"] == "decode"
+    assert "tessera ran the decode" in answer.stdout and "TB/s, K and V once" in answer.stdout
+
+
+@needs_library
+def test_decode_falls_back_to_the_forward_and_says_so():
+    torch = pytest.importorskip("torch")
+    lib = library.Library(LIBRARY)
+    real = lib.lib.tessera_plan_create
+
+    class NoDecode:
+        """The library, refusing one op, as it does where no kernel serves it."""
+
+        def __getattr__(self, name):
+            return getattr(lib.lib, name)
+
+        def tessera_plan_create(self, op, *arguments):
+            if op.value == library.DECODE:
+                raise library.Refused("decode of bf16\nrefused attention_decode: not on this device")
+            return real(op, *arguments)
+
+    class Without(library.Library):
+        def __init__(self):
+            self.lib = NoDecode()
+
+    cell = cells.toy_cells()[2]
+    q, k, v = (torch.randn(s).bfloat16() for s in (cell.q_shape, cell.k_shape, cell.k_shape))
+    through = [entrants.Tessera(cell, q, k, v, one) for one in (lib, Without())]
+    assert [one.through for one in through] == ["decode", "forward"]
+    assert through[1].refusal == "refused attention_decode: not on this device"
+    assert torch.allclose(through[0].forward().float(), through[1].forward().float(), atol=0.02)
+
+
+def test_decode_is_shown_with_its_losses_and_what_ran():
+    entrant = {"status": "ok", "median_s": 2e-5, "graph_s": 1e-5, "host_s": 1e-6}
+    row = {"op": "decode", "cell": "d", "small": True, "flops": 1e9, "bytes": 4e7, "entrants": {
+        "tessera": entrant | {"through": "forward", "decode_refused": "refused: none"},
+        "fa2": entrant | {"median_s": 1e-5}}}
+    text = report.text_of({"entrants": ["tessera", "tessera-det", "fa2"], "rows": [row]})
+    assert "tessera ran the forward: refused: none" in text
+    assert "behind in 1 of 1" in text and "decode, fa2" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("d ")] == [
+        ["d", "20.0", "10.0", "0.50"], ["d", "10.0", "/", "1", "10.0", "/", "1"], ["d", "2.00", "4.00"]]
 
 
 def test_the_library_is_where_it_is_said_to_be(monkeypatch, tmp_path):

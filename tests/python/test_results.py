@@ -26,12 +26,15 @@ def test_cases_are_kept_with_their_errors_and_refusals_by_reason(tmp_path):
         {"name": "d", "outcome": "refused", "detail": "no fp32"}])))
     (out / "doctor.json").write_text(json.dumps({"version": "0.1.0", "nvrtc": {"path": "/home/x", "places": [1]}}))
     (out / "sanitizer_memcheck.txt").write_text("sanitize on cuda: 23 passed, 0 failed\n========= ERROR SUMMARY: 0 errors\n")
+    (out / "racecheck_sources.txt").write_text("a.cuh: bar.arrive is bar.sync\n")
     collect_results.collect(out, results)
     suite = json.loads((results / "verify.json").read_text())["full_native"]
     assert suite["cases"] == {"a": 0.1235, "b": {"failed": "dq: off", "error": 1.5}}
     assert suite["refusals"] == {"no fp32": 2}
     assert "/home" not in (results / "doctor.json").read_text()
-    assert "memcheck: ERROR SUMMARY: 0 errors; sanitize on cuda: 23 passed" in (results / "sanitizer.txt").read_text()
+    said = (results / "sanitizer.txt").read_text()
+    assert "memcheck: ERROR SUMMARY: 0 errors; sanitize on cuda: 23 passed" in said
+    assert "a.cuh: bar.arrive is bar.sync" in said
 
 
 def test_what_was_not_measured_again_stays(tmp_path):

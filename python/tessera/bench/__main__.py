@@ -12,9 +12,10 @@ import time
 from . import accuracy, cells, entrants, library, measure, report
 
 EXAMPLES = """examples:
-  python -m tessera.bench --json bench.json           64 cells beside FlashAttention-2 and cuDNN
+  python -m tessera.bench --json bench.json           79 cells beside FlashAttention-2 and cuDNN
   python -m tessera.bench --filter d80 --rounds 50
   python -m tessera.bench --suite small --ops forward
+  python -m tessera.bench --suite decode
   python -m tessera.bench --peers all --filter s2048
   python -m tessera.bench --compare first.json second.json
 """
@@ -24,9 +25,9 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m tessera.bench", description=__doc__, epilog=EXAMPLES,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", help="libtessera.so; default: $TESSERA_LIBRARY, the package's, build/lib's")
-    parser.add_argument("--suite", default="table,small",
-                        help="table (32 shapes), small (5 shapes), toy; with commas; default: %(default)s")
-    parser.add_argument("--ops", default="forward,backward")
+    parser.add_argument("--suite", default="table,small,decode",
+                        help="table (32 shapes), small (5), decode (5), toy; with commas; default: %(default)s")
+    parser.add_argument("--ops", default="forward,backward,decode")
     parser.add_argument("--peers", default="fa2,cudnn", help=f"of {', '.join(entrants.PEERS)}; all; none")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
     parser.add_argument("--filter", default="", help="only cells with this in their name")
@@ -34,7 +35,9 @@ def parse(arguments):
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"),
                         help="cpu: to try the harness itself; its figures mean nothing")
     parser.add_argument("--json", help="write every figure and every sample to this file")
-    parser.add_argument("--compare", nargs=2, metavar="FILE", help="say how far two such files are apart, run nothing")
+    parser.add_argument("--compare", nargs=2, metavar="FILE",
+                        help=f"say how far two such files are apart, run nothing; exit code 1 beyond "
+                        f"{report.AGREEMENT - 1:.0%}")
     return parser.parse_args(arguments)
 
 
@@ -53,14 +56,18 @@ def chosen_entrants(text):
 
 
 def chosen_cells(options):
-    makers = {"table": cells.table_cells, "small": cells.small_cells, "toy": cells.toy_cells}
+    makers = {"table": cells.table_cells, "small": cells.small_cells, "decode": cells.decode_cells,
+              "toy": cells.toy_cells}
+    ops = set(options.ops.split(","))
+    if not ops <= set(report.OPS):
+        raise ValueError(f"--ops is '{options.ops}'; of {', '.join(report.OPS)}, with commas")
     chosen = []
     for suite in options.suite.split(","):
         if suite not in makers:
             raise ValueError(f"--suite has '{suite}'; {', '.join(makers)} are known")
-        chosen += [c for c in makers[suite](options.dtype) if options.filter in c.name]
+        chosen += [c for c in makers[suite](options.dtype) if options.filter in c.name and ops & set(c.ops)]
     if not chosen:
-        raise ValueError(f"no cell of {options.suite} has '{options.filter}' in its name")
+        raise ValueError(f"no cell of {options.suite} for {options.ops} has '{options.filter}' in its name")
     return chosen
 
 
@@ -82,7 +89,7 @@ class Run:
         try:
             one = self.make(name, cell, tensors)
             one.choose()
-            if op == "forward":
+            if op != "backward":
                 error, wrong = reference.judge(out=one.forward())
                 call = one.forward
             else:
@@ -91,8 +98,7 @@ class Run:
                 error, wrong = reference.judge(dq=dq, dk=dk, dv=dv)
                 call = one.backward
         except library.Refused as refusal:
-            reasons = [line for line in str(refusal).splitlines() if line.startswith("refused")]
-            return None, {"status": "refused", "detail": "; ".join(reasons) or str(refusal).splitlines()[0]}
+            return None, {"status": "refused", "detail": library.reason_of(refusal)}
         except Exception as problem:  # a peer that does not serve the shape says so in its own way
             if isinstance(problem, self.torch.cuda.OutOfMemoryError):
                 self.torch.cuda.empty_cache()
@@ -104,6 +110,9 @@ class Run:
         if hasattr(one, "explanation"):
             chosen = [line for line in one.explanation.splitlines() if line.startswith("chosen")]
             result["kernel"] = chosen[0] if chosen else one.explanation
+        if hasattr(one, "through"):
+            result["through"] = one.through
+            result["decode_refused"] = getattr(one, "refusal", "")
         return (one.choose, call), result
 
     def small_figures(self, name, cell, op, tensors, choose_and_call, result):
@@ -112,7 +121,7 @@ class Run:
         def make_call():
             one = self.make(name, cell, tensors)
             one.choose()
-            if op == "forward":
+            if op != "backward":
                 return one.forward
             one.start_backward(tensors[3])
             return one.backward
@@ -129,11 +138,13 @@ class Run:
         torch = self.torch
         torch.manual_seed(1)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[cell.dtype]
-        shape = (cell.batch, cell.seq, cell.heads, cell.dim)
-        tensors = [torch.randn(shape, device=self.options.device, dtype=dtype) for _ in range(4)]
+        tensors = [torch.randn(shape, device=self.options.device, dtype=dtype)  # q k v do
+                   for shape in (cell.q_shape, cell.k_shape, cell.k_shape, cell.q_shape)]
         reference = accuracy.Reference(cell, *tensors)
-        for op in self.options.ops.split(","):
-            ours = ["tessera"] if op == "forward" else list(entrants.OURS)
+        for op in cell.ops:
+            if op not in self.options.ops.split(","):
+                continue
+            ours = list(entrants.OURS) if op == "backward" else ["tessera"]
             results, calls = {}, {}
             peers = [name for name in self.names if op == "backward" or not name.endswith("-det")]
             for name in ours + peers:
@@ -149,8 +160,8 @@ class Run:
                     if cell.small:
                         self.small_figures(name, cell, op, tensors, calls[name], results[name])
             self.rows.append({"op": op, "cell": cell.name, "small": cell.small, "dtype": cell.dtype,
-                              "batch": cell.batch, "seq": cell.seq, "heads": cell.heads, "dim": cell.dim,
-                              "causal": cell.causal, "flops": cell.flops(op), "bytes": cell.bytes(op),
+                              "batch": cell.batch, "seq": cell.seq, "heads": cell.heads,
+                              "heads_kv": cell.key_heads, "dim": cell.dim, "causal": cell.causal, "flops": cell.flops(op), "bytes": cell.bytes(op),
                               "unfused_bytes": cell.unfused_bytes(op), "entrants": results})
 
 
@@ -169,8 +180,9 @@ def main(arguments=None):
     options = parse(arguments)
     if options.compare:
         first, second = (json.loads(pathlib.Path(name).read_text()) for name in options.compare)
-        print(report.compare(first, second))
-        return 0
+        text, apart = report.compare(first, second)
+        print(text)
+        return fail(apart, 1) if apart else 0
     try:
         import torch
     except ImportError:
@@ -183,8 +195,6 @@ def main(arguments=None):
     try:
         chosen = chosen_cells(options)
         run = Run(options, library.Library(path))
-        if not set(options.ops.split(",")) <= {"forward", "backward"}:
-            raise ValueError(f"--ops is '{options.ops}'; forward, backward or both with a comma")
     except (ValueError, OSError) as problem:
         return fail(problem)
 

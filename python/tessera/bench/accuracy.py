@@ -55,7 +55,8 @@ class Reference:
         self.epsilon = 2.0**-7 if q.dtype == torch.bfloat16 else 2.0**-10 if q.dtype == torch.float16 else 2.0**-23
         self.heads = []
         for b, h in heads_checked(cell.batch, cell.heads):
-            head = [t[b, :, h] for t in (q, k, v, do)]
+            key_head = h // (cell.heads // cell.key_heads)
+            head = [q[b, :, h], k[b, :, key_head], v[b, :, key_head], do[b, :, h]]
             exact, plain = (one_head(*head, cell.causal, e) for e in (True, False))
             self.heads.append((b, h, exact, plain))
 

@@ -1,5 +1,5 @@
 """Those who run: Tessera and its peers. Each is made for a cell and offers forward() and, after start_backward(),
-backward().
+backward(). A decode cell's forward() is its decode step.
 
 Tensors lie as [B, S, H, D]; SDPA's backends see them as [B, H, S, D] through strides, which all of them take without a
 copy. The forward is timed as inference is run (no gradient asked, no LSE); the backward alone, from a forward that was
@@ -20,8 +20,20 @@ class Tessera:
         self.lib, self.cell = lib, cell
         self.q, self.k, self.v = q, k, v
         self.out = torch.empty_like(q)
-        self.run_forward = library.Plan(lib, library.FORWARD, cell.causal, q=q, k=k, v=v, out=self.out)
+        self.run_forward = self.plan_forward()
         self.explanation = self.run_forward.explanation
+
+    def plan_forward(self):
+        """Decode through the op of that name, or where no kernel serves it, as users must: the forward of one query."""
+        tensors = dict(q=self.q, k=self.k, v=self.v, out=self.out)
+        if not self.cell.decode:
+            return library.Plan(self.lib, library.FORWARD, self.cell.causal, **tensors)
+        try:
+            self.through = "decode"
+            return library.Plan(self.lib, library.DECODE, False, **tensors)
+        except library.Refused as refusal:
+            self.through, self.refusal = "forward", library.reason_of(refusal)
+            return library.Plan(self.lib, library.FORWARD, False, **tensors)
 
     def choose(self):
         pass
@@ -94,9 +106,12 @@ def sdpa(name, deterministic=False):
             torch.use_deterministic_algorithms(deterministic, warn_only=True)
             torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel of its own otherwise
 
+        grouped = {"enable_gqa": True} if cell.key_heads != cell.heads else {}
+
         def attend(q, k, v):
             return functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=cell.causal).transpose(1, 2)
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=cell.causal,
+                **grouped).transpose(1, 2)
 
         return Torch(cell, q, k, v, attend, choose)
 
@@ -114,7 +129,8 @@ def flex(cell, q, k, v, _):
     compiled = torch.compile(module.flex_attention, dynamic=False)
 
     def attend(q, k, v):
-        return compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask).transpose(1, 2)
+        return compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask,
+                        enable_gqa=cell.key_heads != cell.heads).transpose(1, 2)
 
     return Torch(cell, q, k, v, attend)
 
@@ -142,11 +158,12 @@ class FlashInfer:
         import torch
 
         self.shape = q.shape
-        starts = torch.arange(0, cell.batch + 1, dtype=torch.int32, device=q.device) * cell.seq
+        starts = torch.arange(0, cell.batch + 1, dtype=torch.int32, device=q.device)
         self.wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
             torch.empty(256 << 20, dtype=torch.uint8, device=q.device), "NHD")
-        self.wrapper.plan(starts, starts, cell.heads, cell.heads, cell.dim, causal=cell.causal, q_data_type=q.dtype)
-        self.packed = [t.reshape(-1, cell.heads, cell.dim) for t in (q, k, v)]
+        self.wrapper.plan(starts * cell.queries, starts * cell.seq, cell.heads, cell.key_heads, cell.dim,
+                          causal=cell.causal, q_data_type=q.dtype)
+        self.packed = [t.reshape(-1, t.shape[2], cell.dim) for t in (q, k, v)]
 
     def choose(self):
         pass

@@ -4,9 +4,9 @@ import ctypes
 import os
 import pathlib
 
-FORWARD, BACKWARD = 0, 1
+FORWARD, BACKWARD, DECODE = 0, 1, 2
 CAUSAL, DETERMINISTIC = 1, 2
-TOP_LEFT = 1
+UNSPECIFIED, TOP_LEFT = 0, 1
 CPU, CUDA = 1, 2
 
 
@@ -48,6 +48,12 @@ class Attention(ctypes.Structure):
 
 class Refused(RuntimeError):
     """The library would not do it; the message is its own sentence."""
+
+
+def reason_of(refusal):
+    """A sentence about the kernels that do not serve it, or the library's first line."""
+    lines = str(refusal).splitlines()
+    return "; ".join(line for line in lines if line.startswith("refused")) or lines[0]
 
 
 def find_library(given=None):
@@ -105,8 +111,8 @@ class Plan:
         self.tensors = tensors
         self.views = {name: view_of(tensor) for name, tensor in tensors.items()}
         flags = (CAUSAL if causal else 0) | (DETERMINISTIC if deterministic else 0)
-        self.args = Attention(struct_size=ctypes.sizeof(Attention), flags=flags, alignment=TOP_LEFT, window_left=-1,
-                              window_right=-1)
+        self.args = Attention(struct_size=ctypes.sizeof(Attention), flags=flags, window_left=-1, window_right=-1,
+                              alignment=UNSPECIFIED if op == DECODE else TOP_LEFT)
         for name, tensor in self.views.items():
             setattr(self.args, name, ctypes.pointer(tensor))
         plan = ctypes.c_void_p()

@@ -2,6 +2,9 @@
 
 import math
 
+OPS = ("forward", "backward", "decode")
+AGREEMENT = 1.03  # two runs on the same card: in geometric mean, at most this far apart
+
 
 def geometric_mean(values):
     return math.exp(sum(math.log(v) for v in values) / len(values)) if values else float("nan")
@@ -54,8 +57,7 @@ def figure(row, entrant):
 
 def table(rows, entrants, ours):
     peers = [name for name in entrants if name not in ours]
-    head = ["cell"] + entrants + [f"/{p}" for p in peers]
-    lines = [head]
+    lines = [["cell"] + entrants + [f"/{p}" for p in peers]]
     for row in rows:
         line = [row["cell"]] + [figure(row, name) for name in entrants]
         mine = row["entrants"].get("tessera", {})
@@ -64,9 +66,21 @@ def table(rows, entrants, ours):
             both = mine.get("status") == "ok" and theirs.get("status") == "ok"
             line.append(f"{theirs['median_s'] / mine['median_s']:.2f}" if both else "-")
         lines.append(line)
-    widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
+    return in_columns(lines)
+
+
+def in_columns(lines):
+    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
     return "\n".join("  ".join(text.ljust(w) if n == 0 else text.rjust(w) for n, (text, w) in
                                enumerate(zip(line, widths))) for line in lines)
+
+
+def bandwidth_table(rows, entrants):
+    lines = [["TB/s, K and V once"] + entrants]
+    for row in rows:
+        times = [row["entrants"].get(name, {}).get("median_s") for name in entrants]
+        lines.append([row["cell"]] + [f"{row['bytes'] / t / 1e12:.2f}" if t else "-" for t in times])
+    return in_columns(lines)
 
 
 def text_of(record):
@@ -74,7 +88,7 @@ def text_of(record):
     ours = [name for name in entrants if name.startswith("tessera")]
     peers = [name for name in entrants if name not in ours]
     parts = []
-    for op in ("forward", "backward"):
+    for op in OPS:
         for small in (False, True):
             rows = [r for r in record["rows"] if r["op"] == op and r["small"] == small]
             if not rows:
@@ -84,16 +98,21 @@ def text_of(record):
             parts.append(f"\n{op}, {unit}; /peer: Tessera's speed over the peer's\n" + table(rows, used, ours))
             if small:
                 parts.append(small_table(rows, used))
+            if op == "decode":
+                parts.append(bandwidth_table(rows, used))
+                parts += sorted({f"  tessera ran the {through}{f': {reason}' if reason else ''}" for through, reason in (
+                    (r["entrants"]["tessera"].get("through"), r["entrants"]["tessera"].get("decode_refused"))
+                    for r in rows if "tessera" in r["entrants"]) if through})
     notes = sorted({f"  {name}: {result['detail']}" for row in record["rows"] for name, result in
                     row["entrants"].items() if result.get("detail")})
     if notes:
         parts.append("\nnot timed:\n" + "\n".join(notes))
     parts.append("\nTessera's speed over each peer's, cell by cell:")
-    for op in ("forward", "backward"):
+    for op in OPS:
         for small in (False, True):
             if not any(r["op"] == op and r["small"] == small for r in record["rows"]):
                 continue
-            kind = f"{op}{', small' if small else ''}"
+            kind = f"{op}{', small' if small and op != 'decode' else ''}"
             for peer in peers:
                 pairs = speedups(record, op, "tessera", peer, small)
                 if pairs:
@@ -117,28 +136,32 @@ def small_table(rows, entrants):
             line.append(f"{graph * 1e6:.1f} / {host * 1e6:.0f}" if graph and host else
                         f"- / {host * 1e6:.0f}" if host else "-")
         lines.append(line)
-    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
-    return "\n".join("  ".join(t.ljust(w) if n == 0 else t.rjust(w) for n, (t, w) in enumerate(zip(line, widths)))
-                     for line in lines)
+    return in_columns(lines)
 
 
 def compare(first, second):
-    """How far two runs of the same cells are apart: per entrant and op, the geometric mean of second / first."""
-    lines = []
-    names = [n for n in first["entrants"] if n in second["entrants"]]
-    by_key = {(r["op"], r["cell"]): r for r in second["rows"]}
-    for op in ("forward", "backward"):
-        for name in names:
-            ratios = []
-            for row in first["rows"]:
-                other = by_key.get((row["op"], row["cell"]))
-                if row["op"] != op or other is None:
-                    continue
-                a, b = row["entrants"].get(name, {}), other["entrants"].get(name, {})
-                if a.get("status") == "ok" and b.get("status") == "ok":
-                    ratios.append(b["median_s"] / a["median_s"])
-            if ratios:
-                spread = max(max(ratios), 1 / min(ratios))
-                lines.append(f"  {op:<9} {name:<12} {geometric_mean(ratios):.4f} over {len(ratios)} cells, "
-                             f"at most {spread:.3f} apart in one")
-    return "\n".join(lines)
+    """(how far two runs of the same cells are apart, a sentence where that is too far). By entrant, of second / first:
+    the geometric mean, the least and the most; all ops together must agree within AGREEMENT."""
+    by_key = {(r["op"], r["cell"], r["small"]): r for r in second["rows"]}
+    ratios, changed = {}, []
+    for row in first["rows"]:
+        other = by_key.get((row["op"], row["cell"], row["small"]))
+        for name, a in row["entrants"].items() if other else ():
+            b = other["entrants"].get(name, {})
+            if a["status"] == b.get("status") == "ok":
+                ratios.setdefault(name, {}).setdefault(row["op"], []).append((b["median_s"] / a["median_s"], row["cell"]))
+            elif a["status"] != b.get("status"):
+                changed.append(f"{row['op']} {row['cell']} {name}: {a['status']}, then {b.get('status', 'not run')}")
+    lines, apart = [], [f"{len(changed)} results have another status"] if changed else []
+    for name, by_op in ratios.items():
+        everything = [pair for pairs in by_op.values() for pair in pairs]
+        mean = geometric_mean([ratio for ratio, _ in everything])
+        if max(mean, 1 / mean) > AGREEMENT:
+            apart.append(f"{name} is {mean:.4f} of its first time")
+        for op, pairs in [*by_op.items(), *([("all", everything)] if len(by_op) > 1 else [])]:
+            (least, where_least), (most, where_most) = min(pairs), max(pairs)
+            lines.append(f"  {name:<12} {op:<9} geometric mean {geometric_mean([r for r, _ in pairs]):.4f} over "
+                         f"{len(pairs)} cells   min {least:.3f} ({where_least})   max {most:.3f} ({where_most})")
+    if not ratios:
+        apart.append("no cell was timed in both")
+    return "\n".join(lines + [f"  {line}" for line in changed]), "; ".join(apart)
