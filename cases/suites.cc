@@ -447,6 +447,9 @@ std::vector<Case> evidence() {
     out.push_back(make(kForward, DType::kFloat16, {2, s, s, 8, 8, 64, 64}, {}));
     for (std::int64_t b : {1, 16}) out.push_back(make(kDecode, DType::kBFloat16, {b, 1, s, 32, 8, 128, 128}));
   }
+  out.push_back(make(kForward, DType::kBFloat16, {1, 512, 512, 8, 8, 64, 64}, {causal()}));
+  for (std::int64_t s : {128, 512})
+    out.push_back(make(kForward, DType::kBFloat16, {32, s, s, 8, 8, 64, 64}, {causal()}));
   return out;
 }
 

@@ -274,7 +274,7 @@ int run(const Options& o) {
             {"suite", suite}};
   if (!(*device)->is_cpu()) {
     note_sources(json);
-    json["l2_flush_bytes"] = (*device)->flush_bytes();
+    json["l2_flush_bytes"] = o.evidence ? 0 : (*device)->flush_bytes();
   }
   Ceilings ceilings;
   KernelBench kernels;
@@ -339,7 +339,7 @@ int run(const Options& o) {
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   fmt::print("\nspread: (95th - 5th percentile) / median. {}{} cases in {}\n",
-             (*device)->flush_bytes() > 0 ? "L2 is flushed before each call, but not in a graph. " : "",
+             !o.evidence && (*device)->flush_bytes() > 0 ? "L2 is flushed before each call, but not in a graph. " : "",
              rows.size() + kernels.rows.size(), seconds_text(seconds));
   json["seconds"] = seconds;
   json["cases"] = Json::array();

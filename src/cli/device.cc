@@ -188,7 +188,6 @@ class CudaDevice final : public Device {
     if (!end.ok()) return end.status();
     std::vector<double> samples;
     for (int n = 0; n < calls; ++n) {
-      if (Status s = flush(); !s.ok()) return s;
       if (Status s = stream_.synchronize(); !s.ok()) return s;
       if (Status s = begin->record(stream_.get()); !s.ok()) return s;
       if (Status s = call(stream_.get()); !s.ok()) return s;

@@ -34,15 +34,16 @@ class Device {
   // At least this many bytes, aligned to 256; valid until the next call.
   virtual Result<void*> workspace(std::size_t bytes) = 0;
 
-  // Bytes that are written before each call that is timed, outside of its time, so that nothing of an earlier one is
-  // left in a GPU's L2 cache; 0: none are.
+  // Bytes that time() writes before each call, outside of its time, so that nothing of an earlier one is left in a
+  // GPU's L2 cache; 0: none are.
   virtual std::size_t flush_bytes() const { return 0; }
 
   // Seconds of one call, over and over until min_time has passed and there are at least five samples; one call before
   // that is not counted. The call gets the stream to use. On a GPU the launch is hidden behind the flush.
   virtual Result<std::vector<double>> time(double min_time, const std::function<Status(void* stream)>& call) = 0;
 
-  // Seconds of each of so many single calls, launch included: what one call takes, not what many in a row do.
+  // Seconds of each of so many single calls, launch included, nothing flushed: what one call takes, not what many in a
+  // row do.
   virtual Result<std::vector<double>> time_single(int calls, const std::function<Status(void* stream)>& call) = 0;
   // GPU: seconds that a call keeps the host, and seconds of a call replayed from a graph, nothing flushed; nothing on
   // the CPU.
