@@ -1,6 +1,6 @@
 import torch
 from torch import are_deterministic_algorithms_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tessera import _native, _ops
 from tessera._error import Error
@@ -15,15 +15,27 @@ class _Attention(torch.autograd.Function):
     """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others."""
 
     @staticmethod
-    def forward(ctx, *args):
-        output = _native.forward(*args, True)
-        _ops.setup_context(ctx, args, output)
-        return output
+    def forward(ctx, q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, return_lse):
+        out, lse = _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, True)
+        ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, out, lse)
+        ctx.options, ctx.heads_first = options, heads_first
+        if not return_lse:
+            return out
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse=None):
+        *inputs, out, lse = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
         # With create_graph=True there is somebody to tell that there is no second derivative.
-        return _ops.gradients(ctx, dout, dlse, _Backward.apply if torch.is_grad_enabled() else _ops.backward)
+        run = _Backward.apply if torch.is_grad_enabled() else _ops.backward
+        return *run(*inputs, ctx.options, ctx.heads_first, out, lse, dout, dlse), *(None,) * 6
+
+
+# Function.apply first looks for tensors that torch.func's transforms left behind, in every argument.
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 class _Functional(_Attention):
@@ -31,9 +43,14 @@ class _Functional(_Attention):
 
     @staticmethod
     def forward(*args):
-        return _native.forward(*args, True)
+        return _native.forward(*args)
 
-    setup_context = staticmethod(_ops.setup_context)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:6], *output)
+        ctx.options, ctx.heads_first, _ = inputs[6:]
+        ctx.set_materialize_grads(False)
+
     vmap = staticmethod(_ops.refuse_vmap)
 
 
@@ -141,44 +158,45 @@ def attention(
 
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the rest.
     """
-    if deterministic is None:
-        deterministic = are_deterministic_algorithms_enabled()
     if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are remembered
         max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
+    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
+    if deterministic is None and mode != _PLAIN:  # only gradients differ
+        deterministic = are_deterministic_algorithms_enabled()
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
-    mode = _DISPATCHED if is_compiling() else _native.mode(q, k, v)
     if mode == _PLAIN:
-        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given), return_lse)
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
 
     if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
     if mode == _GRADIENTS:
-        out, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given))
-        return (out, lse) if return_lse else out
+        return _apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k, *_options(*given))
+    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k)
+    options = _options(*given)
     if mode == _GRADIENTS + _AUTOCAST:
-        out, lse = _Attention.apply(*inputs)
-    elif mode == _PLAIN + _AUTOCAST:
-        out, lse = _native.forward(*inputs, True)
-    elif not is_compiling() and torch._C._are_functorch_transforms_active():
-        out, lse = _Functional.apply(*inputs)
+        return _apply(*inputs, options, False, return_lse)
+    if mode == _PLAIN + _AUTOCAST:
+        return _native.forward(*inputs, options, False, return_lse)
+    if not is_compiling() and torch._C._are_functorch_transforms_active():
+        out, lse = _Functional.apply(*inputs, options, False, True)
     else:
-        out, lse = torch.ops.tessera.attention(*inputs)
+        out, lse = torch.ops.tessera.attention(*inputs, *options)
     return (out, lse) if return_lse else out
 
 
 def attention_heads_first(query, key, value, causal, scale):
     """attention for [B, H, S, D], with the options that sdpa has."""
-    if not is_compiling() and _native.mode(query, key, value) == _PLAIN:
-        options = _known_options((causal, None, None, 0.0, scale, False, None, None))
-        return _native.forward_heads_first(query, key, value, *options)
-    out = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale
-    )
+    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(query, key, value)
+    if mode in (_PLAIN, _GRADIENTS):
+        deterministic = mode == _GRADIENTS and are_deterministic_algorithms_enabled()
+        options = _known_options((causal, None, None, 0.0, scale, deterministic, None, None))
+        run = _native.forward if mode == _PLAIN else _apply
+        return run(query, key, value, None, None, None, options, True, False)
+    out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale)
     return out.transpose(1, 2)
 
 
@@ -203,8 +221,8 @@ def decode(
     """
     options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
     inputs = (q, k_cache, v_cache, alibi, cache_seqlens, page_table)
-    if not is_compiling() and _native.mode(q, k_cache, v_cache) == _PLAIN:
-        return _native.decode(*inputs, *options, return_lse)
+    if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) == _PLAIN:
+        return _native.decode(*inputs, options, return_lse)
     out, lse = torch.ops.tessera.decode(*inputs, *options)
     return (out, lse) if return_lse else out
 
@@ -250,4 +268,4 @@ def explain(
         lengths = (cu_seqlens_q, cu_seqlens_k)
     if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
         raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")
-    return _native.explain(_OPS[op], arch, q, k, v, alibi, *lengths, *options)
+    return _native.explain(_OPS[op], arch, q, k, v, alibi, *lengths, options)

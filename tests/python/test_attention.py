@@ -158,7 +158,7 @@ def test_inputs_are_not_copied(device, dtype):
     with torch.profiler.profile() as profile, torch.no_grad():
         tessera.attention(q, k, v)
     names = {event.name for event in profile.events()}
-    assert "aten::empty" in names or "aten::new_empty" in names, names  # so that a copy would have been seen too
+    assert any("empty" in name for name in names), names  # so that a copy would have been seen too
     assert not names & {"aten::copy_", "aten::clone", "aten::contiguous"}, names
 
 
