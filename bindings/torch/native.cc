@@ -219,7 +219,8 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
 }
 
 // mode(q, k, v) -> how a call may go: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
-// another class), 1 straight to the kernel, 2 straight, but gradients are wanted; 4 more where autocast is on.
+// another class or has no memory), 1 straight to the kernel, 2 straight, but gradients are wanted; 4 more where
+// autocast is on.
 PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   if (!expect("mode", count, 3)) return nullptr;
   for (int i = 0; i < 3; ++i) {
@@ -234,17 +235,20 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < functions; ++i) {
     if (yes(PyTuple_GetItem(torch.unplain, i)) != 0) return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(0);
   }
-  bool meta = false;
-  if (!truth(values[0], names.is_meta, &meta)) return nullptr;
-  if (meta) return PyLong_FromLong(0);
-  long answer = 1;
+  bool gradients = false;
   if (yes(torch.is_grad_enabled) != 0) {
-    bool wanted = false;
-    for (int i = 0; i < 3 && !wanted; ++i) {
-      if (!truth(values[i], names.requires_grad, &wanted)) return nullptr;
+    for (int i = 0; i < 3 && !gradients; ++i) {
+      if (!truth(values[i], names.requires_grad, &gradients)) return nullptr;
     }
-    if (wanted) answer = 2;
   }
+  // Without memory to read: on meta, or left behind by a transform of torch.func, which always wants gradients.
+  for (int i = 0; i < (gradients ? 3 : 1); ++i) {
+    View view;
+    if (read(values[i], "", Data::kNeeded, &view)) continue;
+    PyErr_Clear();
+    return PyLong_FromLong(0);
+  }
+  long answer = gradients ? 2 : 1;
   if (yes(torch.is_autocast_enabled) != 0) answer += 4;
   return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(answer);
 }

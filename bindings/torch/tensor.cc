@@ -253,7 +253,7 @@ bool intern_names() {
       {"dtype", &names.dtype},
       {"is_cpu", &names.is_cpu},
       {"is_cuda", &names.is_cuda},
-      {"is_meta", &names.is_meta},
+
       {"get_device", &names.get_device},
       {"new_empty_strided", &names.new_empty_strided},
       {"new_zeros", &names.new_zeros},

@@ -76,7 +76,6 @@ struct Names {
   PyObject* dtype;
   PyObject* is_cpu;
   PyObject* is_cuda;
-  PyObject* is_meta;
   PyObject* get_device;
   PyObject* new_empty_strided;
   PyObject* new_zeros;

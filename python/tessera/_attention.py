@@ -5,17 +5,21 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from tessera import _native, _ops
 from tessera._error import Error
 
-# What _native.mode says of a call: something intercepts it, or a tensor is of another class; nothing does; gradients
-# are wanted; autocast is on.
+# What _native.mode says of a call: something intercepts it, or a tensor is of another class or has no memory; nothing
+# does; gradients are wanted; autocast is on.
 _DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = 0, 1, 2, 4
 _ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others."""
+    """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others.
+
+    rest: what _native.forward takes after q, k and v, in one tuple: autograd looks at every argument.
+    """
 
     @staticmethod
-    def forward(ctx, q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, return_lse):
+    def forward(ctx, q, k, v, rest):
+        alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, return_lse = rest
         out, lse = _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, True)
         ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, out, lse)
         ctx.options, ctx.heads_first = options, heads_first
@@ -31,10 +35,10 @@ class _Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         # With create_graph=True there is somebody to tell that there is no second derivative.
         run = _Backward.apply if torch.is_grad_enabled() else _ops.backward
-        return *run(*inputs, ctx.options, ctx.heads_first, out, lse, dout, dlse), *(None,) * 6
+        return *run(*inputs, ctx.options, ctx.heads_first, out, lse, dout, dlse), None
 
 
-# Function.apply first looks for tensors that torch.func's transforms left behind, in every argument.
+# Function.apply first looks for tensors that torch.func's transforms left behind; _native.mode has seen none.
 _apply = super(torch.autograd.Function, _Attention).apply
 
 
@@ -42,13 +46,13 @@ class _Functional(_Attention):
     """The same for torch.func's transforms, which want the context set up apart: slower, so only for them."""
 
     @staticmethod
-    def forward(*args):
-        return _native.forward(*args)
+    def forward(q, k, v, rest):
+        return _native.forward(q, k, v, *rest)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:6], *output)
-        ctx.options, ctx.heads_first, _ = inputs[6:]
+        q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, ctx.options, ctx.heads_first, _) = inputs
+        ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *output)
         ctx.set_materialize_grads(False)
 
     vmap = staticmethod(_ops.refuse_vmap)
@@ -170,32 +174,34 @@ def attention(
     if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
     if mode == _GRADIENTS:
-        return _apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
+        return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse))
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k)
+    q, k, v = _under_autocast(q, k, v)
     options = _options(*given)
     if mode == _GRADIENTS + _AUTOCAST:
-        return _apply(*inputs, options, False, return_lse)
+        return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse))
     if mode == _PLAIN + _AUTOCAST:
-        return _native.forward(*inputs, options, False, return_lse)
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse)
     if not is_compiling() and torch._C._are_functorch_transforms_active():
-        out, lse = _Functional.apply(*inputs, options, False, True)
+        out, lse = _Functional.apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, True))
     else:
-        out, lse = torch.ops.tessera.attention(*inputs, *options)
+        out, lse = torch.ops.tessera.attention(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options)
     return (out, lse) if return_lse else out
 
 
 def attention_heads_first(query, key, value, causal, scale):
     """attention for [B, H, S, D], with the options that sdpa has."""
     mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(query, key, value)
-    if mode in (_PLAIN, _GRADIENTS):
-        deterministic = mode == _GRADIENTS and are_deterministic_algorithms_enabled()
+    if mode == _PLAIN:
+        options = _known_options((causal, None, None, 0.0, scale, None, None, None))
+        return _native.forward(query, key, value, None, None, None, options, True, False)
+    if mode == _GRADIENTS:
+        deterministic = are_deterministic_algorithms_enabled()
         options = _known_options((causal, None, None, 0.0, scale, deterministic, None, None))
-        run = _native.forward if mode == _PLAIN else _apply
-        return run(query, key, value, None, None, None, options, True, False)
+        return _apply(query, key, value, (None, None, None, options, True, False))
     out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale)
     return out.transpose(1, 2)
 
