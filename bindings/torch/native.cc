@@ -241,12 +241,9 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
       if (!truth(values[i], names.requires_grad, &gradients)) return nullptr;
     }
   }
-  // Without memory to read: on meta, or left behind by a transform of torch.func, which always wants gradients.
+  // What torch.func left behind wants gradients, so that where none are wanted one tensor speaks for all.
   for (int i = 0; i < (gradients ? 3 : 1); ++i) {
-    View view;
-    if (read(values[i], "", Data::kNeeded, &view)) continue;
-    PyErr_Clear();
-    return PyLong_FromLong(0);
+    if (!has_memory(values[i])) return PyLong_FromLong(0);
   }
   long answer = gradients ? 2 : 1;
   if (yes(torch.is_autocast_enabled) != 0) answer += 4;

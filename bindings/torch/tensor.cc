@@ -86,7 +86,7 @@ bool read_attributes(PyObject* object, const char* name, Data data, View* view) 
   return PyErr_Occurred() == nullptr;
 }
 
-bool has(const tessera_tensor& t, const std::int64_t* shape, const std::int64_t* strides, int dims) {
+bool is_laid_out(const tessera_tensor& t, const std::int64_t* shape, const std::int64_t* strides, int dims) {
   if (t.ndim != dims || t.strides == nullptr) return false;
   for (int i = 0; i < dims; ++i) {
     if (t.shape[i] != shape[i] || (shape[i] > 1 && t.strides[i] != strides[i])) return false;
@@ -170,6 +170,17 @@ bool read(PyObject* object, const char* name, Data data, View* view) {
   return read_attributes(object, name, data, view);
 }
 
+bool has_memory(PyObject* tensor) {
+  tessera_tensor view;
+  if (torch.exchange != nullptr && torch.exchange->export_borrowed(tensor, &view) == 0) return true;
+  PyErr_Clear();
+  bool meta = true;
+  const Ref address(PyObject_CallMethodObjArgs(tensor, names.data_ptr, nullptr));
+  const bool has = address && truth(tensor, names.is_meta, &meta) && !meta;
+  PyErr_Clear();
+  return has;
+}
+
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot) {
   if (object == Py_None) return true;
   if (!read(object, name, data, view)) return false;
@@ -193,13 +204,13 @@ void swap_heads(View* view) {
 Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view,
              Layout layout) {
   std::int64_t strides[kMaxDims];
-  std::int64_t elements = 1;
+  std::uint64_t elements = 1;  // may wrap: the library has yet to look at the shape
   for (int i = dims - 1; i >= 0; --i) {
-    strides[i] = elements;
-    elements *= shape[i] > 0 ? shape[i] : 1;
+    strides[i] = static_cast<std::int64_t>(elements);
+    elements *= shape[i] > 0 ? static_cast<std::uint64_t>(shape[i]) : 1;
   }
   Ref made;
-  if (fill == Fill::kNone && dtype == nullptr && has(like.tensor, shape, strides, dims)) {
+  if (fill == Fill::kNone && dtype == nullptr && is_laid_out(like.tensor, shape, strides, dims)) {
     made = Ref(PyObject_CallFunctionObjArgs(torch.empty_like, like.object, nullptr));
   } else {
     made = allocate_by_size(like.object, dtype, shape, strides, dims, fill, layout);
@@ -253,7 +264,7 @@ bool intern_names() {
       {"dtype", &names.dtype},
       {"is_cpu", &names.is_cpu},
       {"is_cuda", &names.is_cuda},
-
+      {"is_meta", &names.is_meta},
       {"get_device", &names.get_device},
       {"new_empty_strided", &names.new_empty_strided},
       {"new_zeros", &names.new_zeros},

@@ -76,6 +76,7 @@ struct Names {
   PyObject* dtype;
   PyObject* is_cpu;
   PyObject* is_cuda;
+  PyObject* is_meta;
   PyObject* get_device;
   PyObject* new_empty_strided;
   PyObject* new_zeros;
@@ -105,6 +106,8 @@ bool read(PyObject* object, const char* name, Data data, View* view);
 // *slot stays null for None.
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot);
 bool truth(PyObject* object, PyObject* name, bool* value);
+// A tensor on meta has none, nor has one that a transform of torch.func left behind.
+bool has_memory(PyObject* tensor);
 
 // Of PyTorch's tensors; the C ABI's views are all [B, S, H, D].
 enum class Layout : bool { kRowsFirst, kHeadsFirst };

@@ -171,7 +171,7 @@ def attention(
     if mode == _PLAIN:
         return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
 
-    if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
+    if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
     if mode == _GRADIENTS:
         return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse))
