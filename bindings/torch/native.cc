@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <utility>
 
 #include "plan.h"
 #include "tensor.h"
@@ -17,18 +16,22 @@ namespace {
 // Kernels leave rows past the last packed sequence alone; a caller must not find garbage there.
 Fill rows_of(const tessera_attention& args) { return args.cu_seqlens_q != nullptr ? Fill::kZero : Fill::kNone; }
 
-// What every op takes after its tensors, in this order.
-constexpr int kOptions = 8;
-
-bool read_options(PyObject* const* values, tessera_attention* args) {
-  args->scale = static_cast<float>(PyFloat_AsDouble(values[0]));
-  args->softcap = static_cast<float>(PyFloat_AsDouble(values[1]));
-  args->flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(values[2]));
-  args->alignment = static_cast<tessera_alignment>(PyLong_AsLong(values[3]));
-  args->window_left = PyLong_AsLongLong(values[4]);
-  args->window_right = PyLong_AsLongLong(values[5]);
-  args->max_seqlen_q = PyLong_AsLongLong(values[6]);
-  args->max_seqlen_k = PyLong_AsLongLong(values[7]);
+// Every op takes a tuple of these.
+bool read_options(PyObject* options, tessera_attention* args) {
+  constexpr Py_ssize_t kOptions = 8;
+  if (PyTuple_Size(options) != kOptions) {
+    PyErr_Format(PyExc_TypeError, "options: a tuple of %zd is expected", kOptions);
+    return false;
+  }
+  const auto at = [&](Py_ssize_t i) { return PyTuple_GetItem(options, i); };
+  args->scale = static_cast<float>(PyFloat_AsDouble(at(0)));
+  args->softcap = static_cast<float>(PyFloat_AsDouble(at(1)));
+  args->flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(at(2)));
+  args->alignment = static_cast<tessera_alignment>(PyLong_AsLong(at(3)));
+  args->window_left = PyLong_AsLongLong(at(4));
+  args->window_right = PyLong_AsLongLong(at(5));
+  args->max_seqlen_q = PyLong_AsLongLong(at(6));
+  args->max_seqlen_k = PyLong_AsLongLong(at(7));
   return PyErr_Occurred() == nullptr;
 }
 
@@ -40,10 +43,19 @@ bool expect(const char* function, Py_ssize_t given, Py_ssize_t wanted) {
 
 struct Inputs {
   View q, k, v, alibi, lengths_q, lengths_k;
+  Layout layout;  // of the activations
   tessera_attention args = TESSERA_ATTENTION_INIT;
 
+  explicit Inputs(bool heads_first = false) : layout(heads_first ? Layout::kHeadsFirst : Layout::kRowsFirst) {}
+
+  bool read_rows(const char* name, PyObject* value, Data data, View* view) const {
+    if (!read(value, name, data, view)) return false;
+    if (layout == Layout::kHeadsFirst) swap_heads(view);
+    return true;
+  }
   bool read_qkv(PyObject* const* values, Data data) {
-    if (!read(values[0], "q", data, &q) || !read(values[1], "k", data, &k) || !read(values[2], "v", data, &v)) {
+    if (!read_rows("q", values[0], data, &q) || !read_rows("k", values[1], data, &k) ||
+        !read_rows("v", values[2], data, &v)) {
       return false;
     }
     args.q = &q.tensor;
@@ -68,7 +80,7 @@ struct Outputs {
   Ref out, lse;
 
   // out: q's shape with v's head dim; lse: [B, Hq, Sq], packed [Hq, total_q].
-  bool make(PyObject* q, Inputs* in, bool with_lse) {
+  bool make(Inputs* in, bool with_lse) {
     const tessera_tensor& t = in->q.tensor;
     const tessera_tensor& value = in->v.tensor;
     const int dims = t.ndim;
@@ -79,13 +91,13 @@ struct Outputs {
     std::int64_t shape[4];
     for (int i = 0; i < dims; ++i) shape[i] = t.shape[i];
     shape[dims - 1] = value.ndim > 0 ? value.shape[value.ndim - 1] : 0;
-    out = allocate(q, nullptr, shape, dims, rows_of(in->args), &out_view);
+    out = allocate(in->q, nullptr, shape, dims, rows_of(in->args), &out_view, in->layout);
     if (!out) return false;
     in->args.out = &out_view.tensor;
     if (!with_lse) return true;
     const std::int64_t lse_shape[] = {shape[0], shape[dims - 2], shape[dims - 3]};
     const Fill fill = rows_of(in->args) == Fill::kNone ? Fill::kNone : Fill::kMinusInfinity;
-    lse = allocate(q, torch.float32, dims == 4 ? lse_shape : lse_shape + 1, dims - 1, fill, &lse_view);
+    lse = allocate(in->q, torch.float32, dims == 4 ? lse_shape : lse_shape + 1, dims - 1, fill, &lse_view);
     in->args.lse = &lse_view.tensor;
     return static_cast<bool>(lse);
   }
@@ -96,97 +108,75 @@ struct Outputs {
   }
 };
 
-// forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, <options>, with_lse) -> out or (out, lse)
+bool is_true(PyObject* value) { return PyObject_IsTrue(value) == 1; }
+
+// forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, with_lse) -> out or (out, lse)
 PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("forward", count, 6 + kOptions + 1)) return nullptr;
-  Inputs in;
+  if (!expect("forward", count, 9)) return nullptr;
+  Inputs in(is_true(values[7]));
   Outputs outputs;
-  const bool with_lse = PyObject_IsTrue(values[6 + kOptions]) == 1;
+  const bool with_lse = is_true(values[8]);
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_packing(values + 3, Data::kNeeded) ||
-      !read_options(values + 6, &in.args) || !outputs.make(values[0], &in, with_lse) ||
-      !run(TESSERA_ATTENTION_FORWARD, in.args, values[0])) {
+      !read_options(values[6], &in.args) || !outputs.make(&in, with_lse) ||
+      !run(TESSERA_ATTENTION_FORWARD, in.args, in.q)) {
     return nullptr;
   }
   return outputs.result(with_lse);
 }
 
-// Reads [B, H, S, D] as [B, S, H, D].
-void swap_heads(View* view) {
-  tessera_tensor& t = view->tensor;
-  if (t.ndim != 4) return;
-  for (int i = 0; i < 4; ++i) {
-    view->shape[i] = t.shape[i];
-    view->strides[i] = t.strides[i];
-  }
-  std::swap(view->shape[1], view->shape[2]);
-  std::swap(view->strides[1], view->strides[2]);
-  t.shape = view->shape;
-  t.strides = view->strides;
-}
-
-// forward_heads_first(q, k, v, <options>) -> out: forward for [B, H, S, D], without a transposed tensor for each input
-PyObject* forward_heads_first(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("forward_heads_first", count, 3 + kOptions)) return nullptr;
-  Inputs in;
-  Outputs outputs;
-  if (!in.read_qkv(values, Data::kNeeded) || !read_options(values + 3, &in.args)) return nullptr;
-  for (View* view : {&in.q, &in.k, &in.v}) swap_heads(view);
-  if (!outputs.make(values[0], &in, false) || !run(TESSERA_ATTENTION_FORWARD, in.args, values[0])) return nullptr;
-  return PyObject_CallMethod(outputs.out.get(), "transpose", "ii", 1, 2);
-}
-
-// decode(q, k, v, alibi, cache_seqlens, page_table, <options>, with_lse) -> out or (out, lse)
+// decode(q, k, v, alibi, cache_seqlens, page_table, options, with_lse) -> out or (out, lse)
 PyObject* decode(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("decode", count, 6 + kOptions + 1)) return nullptr;
+  if (!expect("decode", count, 8)) return nullptr;
   Inputs in;
   Outputs outputs;
-  const bool with_lse = PyObject_IsTrue(values[6 + kOptions]) == 1;
+  const bool with_lse = is_true(values[7]);
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_cache(values + 3, Data::kNeeded) ||
-      !read_options(values + 6, &in.args) || !outputs.make(values[0], &in, with_lse) ||
-      !run(TESSERA_ATTENTION_DECODE, in.args, values[0])) {
+      !read_options(values[6], &in.args) || !outputs.make(&in, with_lse) ||
+      !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
     return nullptr;
   }
   return outputs.result(with_lse);
 }
 
-// backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, <options>, out, lse, dout, dlse) -> (dq, dk, dv)
+// backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, out, lse, dout, dlse) -> (dq, dk, dv)
 PyObject* backward(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("backward", count, 6 + kOptions + 4)) return nullptr;
-  Inputs in;
+  if (!expect("backward", count, 12)) return nullptr;
+  Inputs in(is_true(values[7]));
   View out, lse, dout, dlse, dq, dk, dv;
-  PyObject* const* saved = values + 6 + kOptions;
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_packing(values + 3, Data::kNeeded) ||
-      !read_options(values + 6, &in.args) || !read(saved[0], "out", Data::kNeeded, &out) ||
-      !read(saved[1], "lse", Data::kNeeded, &lse) || !read(saved[2], "dout", Data::kNeeded, &dout) ||
-      !read_optional(saved[3], "dlse", Data::kNeeded, &dlse, &in.args.dlse)) {
+      !read_options(values[6], &in.args) || !in.read_rows("out", values[8], Data::kNeeded, &out) ||
+      !read(values[9], "lse", Data::kNeeded, &lse) || !in.read_rows("dout", values[10], Data::kNeeded, &dout) ||
+      !read_optional(values[11], "dlse", Data::kNeeded, &dlse, &in.args.dlse)) {
     return nullptr;
   }
   in.args.out = &out.tensor;
   in.args.lse = &lse.tensor;
   in.args.dout = &dout.tensor;
-  const Fill fill = rows_of(in.args);
-  const Ref dq_tensor = allocate(values[0], nullptr, in.q.tensor.shape, in.q.tensor.ndim, fill, &dq);
+  const auto gradient = [&](const View& of, View* view) {
+    return allocate(of, nullptr, of.tensor.shape, of.tensor.ndim, rows_of(in.args), view, in.layout);
+  };
+  const Ref dq_tensor = gradient(in.q, &dq);
   if (!dq_tensor) return nullptr;
-  const Ref dk_tensor = allocate(values[1], nullptr, in.k.tensor.shape, in.k.tensor.ndim, fill, &dk);
+  const Ref dk_tensor = gradient(in.k, &dk);
   if (!dk_tensor) return nullptr;
-  const Ref dv_tensor = allocate(values[2], nullptr, in.v.tensor.shape, in.v.tensor.ndim, fill, &dv);
+  const Ref dv_tensor = gradient(in.v, &dv);
   if (!dv_tensor) return nullptr;
   in.args.dq = &dq.tensor;
   in.args.dk = &dk.tensor;
   in.args.dv = &dv.tensor;
-  if (!run(TESSERA_ATTENTION_BACKWARD, in.args, values[0])) return nullptr;
+  if (!run(TESSERA_ATTENTION_BACKWARD, in.args, in.q)) return nullptr;
   return PyTuple_Pack(3, dq_tensor.get(), dk_tensor.get(), dv_tensor.get());
 }
 
-// explain(op, arch or None, q, k, v, alibi, <two tensors: lengths, or cache lengths and page table>, <options>) -> str
+// explain(op, arch or None, q, k, v, alibi, <two tensors: lengths, or cache lengths and page table>, options) -> str
 PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("explain", count, 8 + kOptions)) return nullptr;
+  if (!expect("explain", count, 9)) return nullptr;
   const long op = PyLong_AsLong(values[0]);
   Inputs in;
   const bool read = in.read_qkv(values + 2, Data::kNotNeeded) &&
                     (op == TESSERA_ATTENTION_DECODE ? in.read_cache(values + 5, Data::kNotNeeded)
                                                     : in.read_packing(values + 5, Data::kNotNeeded));
-  if (!read || !read_options(values + 8, &in.args)) return nullptr;
+  if (!read || !read_options(values[8], &in.args)) return nullptr;
   const char* arch = nullptr;
   if (values[1] != Py_None) {
     arch = PyUnicode_AsUTF8AndSize(values[1], nullptr);
@@ -229,7 +219,8 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
 }
 
 // mode(q, k, v) -> how a call may go: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
-// another class), 1 straight to the kernel, 2 straight, but gradients are wanted; 4 more where autocast is on.
+// another class or has no memory), 1 straight to the kernel, 2 straight, but gradients are wanted; 4 more where
+// autocast is on.
 PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   if (!expect("mode", count, 3)) return nullptr;
   for (int i = 0; i < 3; ++i) {
@@ -244,17 +235,17 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < functions; ++i) {
     if (yes(PyTuple_GetItem(torch.unplain, i)) != 0) return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(0);
   }
-  bool meta = false;
-  if (!truth(values[0], names.is_meta, &meta)) return nullptr;
-  if (meta) return PyLong_FromLong(0);
-  long answer = 1;
+  bool gradients = false;
   if (yes(torch.is_grad_enabled) != 0) {
-    for (int i = 0; i < 3; ++i) {
-      bool wanted = false;
-      if (!truth(values[i], names.requires_grad, &wanted)) return nullptr;
-      if (wanted) answer = 2;
+    for (int i = 0; i < 3 && !gradients; ++i) {
+      if (!truth(values[i], names.requires_grad, &gradients)) return nullptr;
     }
   }
+  // What torch.func left behind wants gradients, so that where none are wanted one tensor speaks for all.
+  for (int i = 0; i < (gradients ? 3 : 1); ++i) {
+    if (!has_memory(values[i])) return PyLong_FromLong(0);
+  }
+  long answer = gradients ? 2 : 1;
   if (yes(torch.is_autocast_enabled) != 0) answer += 4;
   return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(answer);
 }
@@ -298,7 +289,6 @@ PyMODINIT_FUNC PyInit__native() {
       {"version", version, METH_NOARGS, nullptr},
       {"mode", fast<mode>(), METH_FASTCALL, nullptr},
       {"forward", fast<forward>(), METH_FASTCALL, nullptr},
-      {"forward_heads_first", fast<forward_heads_first>(), METH_FASTCALL, nullptr},
       {"backward", fast<backward>(), METH_FASTCALL, nullptr},
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},
       {"explain", fast<explain>(), METH_FASTCALL, nullptr},

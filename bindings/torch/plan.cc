@@ -170,7 +170,7 @@ bool succeeded(tessera_status status) {
   return false;
 }
 
-bool run(tessera_attention_op op, const tessera_attention& args, PyObject* q) {
+bool run(tessera_attention_op op, const tessera_attention& args, const View& q) {
   const bool cpu = args.q->device.type == TESSERA_CPU;
   if (cpu && !follow_threads()) return false;
   const Plan plan = plan_for(op, args);

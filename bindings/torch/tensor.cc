@@ -86,6 +86,49 @@ bool read_attributes(PyObject* object, const char* name, Data data, View* view) 
   return PyErr_Occurred() == nullptr;
 }
 
+bool is_laid_out(const tessera_tensor& t, const std::int64_t* shape, const std::int64_t* strides, int dims) {
+  if (t.ndim != dims || t.strides == nullptr) return false;
+  for (int i = 0; i < dims; ++i) {
+    if (t.shape[i] != shape[i] || (shape[i] > 1 && t.strides[i] != strides[i])) return false;
+  }
+  return true;
+}
+
+// A tuple; with Layout::kHeadsFirst the second and third of its four numbers change places.
+Ref tuple_of(const std::int64_t* numbers, int count, Layout layout) {
+  Ref tuple(PyTuple_New(count));
+  for (int i = 0; tuple && i < count; ++i) {
+    const bool swapped = layout == Layout::kHeadsFirst && (i == 1 || i == 2);
+    PyObject* number = PyLong_FromLongLong(numbers[swapped ? 3 - i : i]);
+    if (number == nullptr) return {};
+    PyTuple_SetItem(tuple.get(), i, number);
+  }
+  return tuple;
+}
+
+Ref allocate_by_size(PyObject* like, PyObject* dtype, const std::int64_t* shape, const std::int64_t* strides, int dims,
+                     Fill fill, Layout layout) {
+  const Ref size = tuple_of(shape, dims, layout);
+  if (!size) return {};
+  // Of PyTorch's ways to make an empty tensor, strides given is the quickest; a filled one is for packed rows alone.
+  PyObject* name = names.new_empty_strided;
+  Ref second;
+  if (fill == Fill::kNone) {
+    second = tuple_of(strides, dims, layout);
+  } else if (fill == Fill::kZero) {
+    name = names.new_zeros;
+  } else {
+    name = names.new_full;
+    second = Ref(PyFloat_FromDouble(-std::numeric_limits<double>::infinity()));
+  }
+  if (dtype == nullptr) return Ref(PyObject_CallMethodObjArgs(like, name, size.get(), second.get(), nullptr));
+  const Ref method(PyObject_GetAttr(like, name));
+  const Ref args(second ? PyTuple_Pack(2, size.get(), second.get()) : PyTuple_Pack(1, size.get()));
+  const Ref keywords(PyDict_New());
+  if (!method || !args || !keywords || PyDict_SetItem(keywords.get(), names.dtype, dtype) != 0) return {};
+  return Ref(PyObject_Call(method.get(), args.get(), keywords.get()));
+}
+
 const ExchangeApi* exchange_of(PyObject* tensor_type) {
   const Ref capsule(PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__"));
   if (!capsule) {
@@ -113,6 +156,7 @@ bool truth(PyObject* object, PyObject* name, bool* value) {
 }
 
 bool read(PyObject* object, const char* name, Data data, View* view) {
+  view->object = object;
   const int is_tensor = PyObject_IsInstance(object, torch.tensor_type);
   if (is_tensor < 0) return false;
   if (is_tensor == 0) {
@@ -120,10 +164,21 @@ bool read(PyObject* object, const char* name, Data data, View* view) {
     return false;
   }
   if (data == Data::kNeeded && torch.exchange != nullptr) {
-    if (torch.exchange->export_borrowed(object, &view->tensor) == 0) return true;
+    if (torch.exchange->export_borrowed(object, &view->tensor) == 0 && view->tensor.ndim <= kMaxDims) return true;
     PyErr_Clear();  // what DLPack cannot carry gets its sentence below
   }
   return read_attributes(object, name, data, view);
+}
+
+bool has_memory(PyObject* tensor) {
+  tessera_tensor view;
+  if (torch.exchange != nullptr && torch.exchange->export_borrowed(tensor, &view) == 0) return true;
+  PyErr_Clear();
+  bool meta = true;
+  const Ref address(PyObject_CallMethodObjArgs(tensor, names.data_ptr, nullptr));
+  const bool has = address && truth(tensor, names.is_meta, &meta) && !meta;
+  PyErr_Clear();
+  return has;
 }
 
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot) {
@@ -133,28 +188,35 @@ bool read_optional(PyObject* object, const char* name, Data data, View* view, co
   return true;
 }
 
-Ref allocate(PyObject* like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view) {
-  const Ref size(PyTuple_New(dims));
-  if (!size) return {};
-  for (int i = 0; i < dims; ++i) {
-    PyObject* number = PyLong_FromLongLong(shape[i]);
-    if (number == nullptr) return {};
-    PyTuple_SetItem(size.get(), i, number);
+void swap_heads(View* view) {
+  tessera_tensor& t = view->tensor;
+  if (t.ndim != 4) return;
+  for (int i = 0; i < 4; ++i) {
+    view->shape[i] = t.shape[i];
+    view->strides[i] = t.strides[i];
   }
-  PyObject* name = fill == Fill::kNone ? names.new_empty : fill == Fill::kZero ? names.new_zeros : names.new_full;
+  std::swap(view->shape[1], view->shape[2]);
+  std::swap(view->strides[1], view->strides[2]);
+  t.shape = view->shape;
+  t.strides = view->strides;
+}
+
+Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view,
+             Layout layout) {
+  std::int64_t strides[kMaxDims];
+  std::uint64_t elements = 1;  // may wrap: the library has yet to look at the shape
+  for (int i = dims - 1; i >= 0; --i) {
+    strides[i] = static_cast<std::int64_t>(elements);
+    elements *= shape[i] > 0 ? static_cast<std::uint64_t>(shape[i]) : 1;
+  }
   Ref made;
-  if (dtype == nullptr) {
-    made = Ref(PyObject_CallMethodObjArgs(like, name, size.get(), nullptr));
+  if (fill == Fill::kNone && dtype == nullptr && is_laid_out(like.tensor, shape, strides, dims)) {
+    made = Ref(PyObject_CallFunctionObjArgs(torch.empty_like, like.object, nullptr));
   } else {
-    const Ref method(PyObject_GetAttr(like, name));
-    const Ref value(fill == Fill::kMinusInfinity ? PyFloat_FromDouble(-std::numeric_limits<double>::infinity())
-                                                 : nullptr);
-    const Ref args(value ? PyTuple_Pack(2, size.get(), value.get()) : PyTuple_Pack(1, size.get()));
-    const Ref keywords(PyDict_New());
-    if (!method || !args || !keywords || PyDict_SetItem(keywords.get(), names.dtype, dtype) != 0) return {};
-    made = Ref(PyObject_Call(method.get(), args.get(), keywords.get()));
+    made = allocate_by_size(like.object, dtype, shape, strides, dims, fill, layout);
   }
   if (!made || !read(made.get(), "output", Data::kNeeded, view)) return {};
+  if (layout == Layout::kHeadsFirst) swap_heads(view);
   return made;
 }
 
@@ -176,6 +238,7 @@ bool set_up(PyObject* error, PyObject* pieces, bool dlpack) {
       {"current_stream", &torch.current_stream},
       {"is_grad_enabled", &torch.is_grad_enabled},
       {"is_autocast_enabled", &torch.is_autocast_enabled},
+      {"empty_like", &torch.empty_like},
       {"unplain", &torch.unplain},
   };
   for (const auto& [name, slot] : slots) {
@@ -195,10 +258,18 @@ bool intern_names() {
     const char* text;
     PyObject** slot;
   } interned[] = {
-      {"data_ptr", &names.data_ptr},   {"shape", &names.shape},           {"stride", &names.stride},
-      {"dtype", &names.dtype},         {"is_cpu", &names.is_cpu},         {"is_cuda", &names.is_cuda},
-      {"is_meta", &names.is_meta},     {"get_device", &names.get_device}, {"new_empty", &names.new_empty},
-      {"new_zeros", &names.new_zeros}, {"new_full", &names.new_full},     {"requires_grad", &names.requires_grad},
+      {"data_ptr", &names.data_ptr},
+      {"shape", &names.shape},
+      {"stride", &names.stride},
+      {"dtype", &names.dtype},
+      {"is_cpu", &names.is_cpu},
+      {"is_cuda", &names.is_cuda},
+      {"is_meta", &names.is_meta},
+      {"get_device", &names.get_device},
+      {"new_empty_strided", &names.new_empty_strided},
+      {"new_zeros", &names.new_zeros},
+      {"new_full", &names.new_full},
+      {"requires_grad", &names.requires_grad},
   };
   for (const auto& [text, slot] : interned) {
     *slot = PyUnicode_InternFromString(text);

@@ -61,6 +61,7 @@ struct Torch {
   PyObject* current_stream = nullptr;  // None in a build without CUDA
   PyObject* is_grad_enabled = nullptr;
   PyObject* is_autocast_enabled = nullptr;
+  PyObject* empty_like = nullptr;
   PyObject* unplain = nullptr;  // tuple of functions that answer 0, False or None while nothing intercepts calls
   const ExchangeApi* exchange = nullptr;
 };
@@ -77,7 +78,7 @@ struct Names {
   PyObject* is_cuda;
   PyObject* is_meta;
   PyObject* get_device;
-  PyObject* new_empty;
+  PyObject* new_empty_strided;
   PyObject* new_zeros;
   PyObject* new_full;
   PyObject* requires_grad;
@@ -91,8 +92,9 @@ bool intern_names();
 // Raises tessera.Error.
 void fail(const std::string& sentence, tessera_status status = TESSERA_INVALID_ARGUMENT);
 
-// A tensor of the call: its C view, and room for shape and strides where PyTorch lends none.
+// A tensor of the call: its C view, and room for shape and strides where PyTorch lends none or other ones are meant.
 struct View {
+  PyObject* object = nullptr;  // borrowed
   tessera_tensor tensor{};
   std::int64_t shape[kMaxDims];
   std::int64_t strides[kMaxDims];
@@ -104,10 +106,20 @@ bool read(PyObject* object, const char* name, Data data, View* view);
 // *slot stays null for None.
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot);
 bool truth(PyObject* object, PyObject* name, bool* value);
+// A tensor on meta has none, nor has one that a transform of torch.func left behind.
+bool has_memory(PyObject* tensor);
+
+// Of PyTorch's tensors; the C ABI's views are all [B, S, H, D].
+enum class Layout : bool { kRowsFirst, kHeadsFirst };
+
+// Reads [B, H, S, D] as [B, S, H, D].
+void swap_heads(View* view);
 
 enum class Fill { kNone, kZero, kMinusInfinity };
 
-// A new tensor beside `like`, row-major.
-Ref allocate(PyObject* like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view);
+// A new tensor beside `like`, of like's dtype where that is null, row-major as `shape` orders it; with
+// Layout::kHeadsFirst PyTorch sees the second and third of its four dims swapped.
+Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view,
+             Layout layout = Layout::kRowsFirst);
 
 }  // namespace tessera::python

@@ -1,39 +1,60 @@
 import torch
 from torch import are_deterministic_algorithms_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tessera import _native, _ops
 from tessera._error import Error
 
-# What _native.mode says of a call: something intercepts it, or a tensor is of another class; nothing does; gradients
-# are wanted; autocast is on.
+# What _native.mode says of a call: something intercepts it, or a tensor is of another class or has no memory; nothing
+# does; gradients are wanted; autocast is on.
 _DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = 0, 1, 2, 4
 _ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others."""
+    """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others.
+
+    rest: what _native.forward takes after q, k and v, in one tuple: autograd looks at every argument.
+    """
 
     @staticmethod
-    def forward(ctx, *args):
-        output = _native.forward(*args, True)
-        _ops.setup_context(ctx, args, output)
-        return output
+    def forward(ctx, q, k, v, rest):
+        alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, return_lse = rest
+        out, lse = _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, True)
+        ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, out, lse)
+        ctx.options, ctx.heads_first = options, heads_first
+        if not return_lse:
+            return out
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse=None):
+        *inputs, out, lse = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
         # With create_graph=True there is somebody to tell that there is no second derivative.
-        return _ops.gradients(ctx, dout, dlse, _Backward.apply if torch.is_grad_enabled() else _ops.backward)
+        run = _Backward.apply if torch.is_grad_enabled() else _ops.backward
+        return *run(*inputs, ctx.options, ctx.heads_first, out, lse, dout, dlse), None
+
+
+# Function.apply first looks for tensors that torch.func's transforms left behind; _native.mode has seen none.
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 class _Functional(_Attention):
     """The same for torch.func's transforms, which want the context set up apart: slower, so only for them."""
 
     @staticmethod
-    def forward(*args):
-        return _native.forward(*args, True)
+    def forward(q, k, v, rest):
+        return _native.forward(q, k, v, *rest)
 
-    setup_context = staticmethod(_ops.setup_context)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, ctx.options, ctx.heads_first, _) = inputs
+        ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *output)
+        ctx.set_materialize_grads(False)
+
     vmap = staticmethod(_ops.refuse_vmap)
 
 
@@ -141,44 +162,47 @@ def attention(
 
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the rest.
     """
-    if deterministic is None:
-        deterministic = are_deterministic_algorithms_enabled()
     if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are remembered
         max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
+    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
+    if deterministic is None and mode != _PLAIN:  # only gradients differ
+        deterministic = are_deterministic_algorithms_enabled()
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
-    mode = _DISPATCHED if is_compiling() else _native.mode(q, k, v)
     if mode == _PLAIN:
-        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given), return_lse)
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
 
-    if isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
+    if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
     if mode == _GRADIENTS:
-        out, lse = _Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *_known_options(given))
-        return (out, lse) if return_lse else out
+        return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse))
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    inputs = (*_under_autocast(q, k, v), alibi, cu_seqlens_q, cu_seqlens_k, *_options(*given))
+    q, k, v = _under_autocast(q, k, v)
+    options = _options(*given)
     if mode == _GRADIENTS + _AUTOCAST:
-        out, lse = _Attention.apply(*inputs)
-    elif mode == _PLAIN + _AUTOCAST:
-        out, lse = _native.forward(*inputs, True)
-    elif not is_compiling() and torch._C._are_functorch_transforms_active():
-        out, lse = _Functional.apply(*inputs)
+        return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse))
+    if mode == _PLAIN + _AUTOCAST:
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse)
+    if not is_compiling() and torch._C._are_functorch_transforms_active():
+        out, lse = _Functional.apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, True))
     else:
-        out, lse = torch.ops.tessera.attention(*inputs)
+        out, lse = torch.ops.tessera.attention(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options)
     return (out, lse) if return_lse else out
 
 
 def attention_heads_first(query, key, value, causal, scale):
     """attention for [B, H, S, D], with the options that sdpa has."""
-    if not is_compiling() and _native.mode(query, key, value) == _PLAIN:
-        options = _known_options((causal, None, None, 0.0, scale, False, None, None))
-        return _native.forward_heads_first(query, key, value, *options)
-    out = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale
-    )
+    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(query, key, value)
+    if mode == _PLAIN:
+        options = _known_options((causal, None, None, 0.0, scale, None, None, None))
+        return _native.forward(query, key, value, None, None, None, options, True, False)
+    if mode == _GRADIENTS:
+        deterministic = are_deterministic_algorithms_enabled()
+        options = _known_options((causal, None, None, 0.0, scale, deterministic, None, None))
+        return _apply(query, key, value, (None, None, None, options, True, False))
+    out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale)
     return out.transpose(1, 2)
 
 
@@ -203,8 +227,8 @@ def decode(
     """
     options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
     inputs = (q, k_cache, v_cache, alibi, cache_seqlens, page_table)
-    if not is_compiling() and _native.mode(q, k_cache, v_cache) == _PLAIN:
-        return _native.decode(*inputs, *options, return_lse)
+    if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) == _PLAIN:
+        return _native.decode(*inputs, options, return_lse)
     out, lse = torch.ops.tessera.decode(*inputs, *options)
     return (out, lse) if return_lse else out
 
@@ -250,4 +274,4 @@ def explain(
         lengths = (cu_seqlens_q, cu_seqlens_k)
     if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
         raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")
-    return _native.explain(_OPS[op], arch, q, k, v, alibi, *lengths, *options)
+    return _native.explain(_OPS[op], arch, q, k, v, alibi, *lengths, options)

@@ -40,6 +40,7 @@ def _set_up(dlpack=True):
         "current_stream": getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
         "is_grad_enabled": torch.is_grad_enabled,
         "is_autocast_enabled": torch._C._is_any_autocast_enabled,
+        "empty_like": torch.empty_like,
         "unplain": _intercepting(),
     }
     return _native.setup(Error, pieces, dlpack)
@@ -76,15 +77,15 @@ lib.define(
 
 
 def _forward(*args):
-    return _native.forward(*args, True)
+    return _native.forward(*args[:6], args[6:], False, True)
 
 
 def _decode(*args):
-    return _native.decode(*args, True)
+    return _native.decode(*args[:6], args[6:], True)
 
 
 def backward(*args):
-    """attention_backward on real tensors. Gradients often come expanded; the kernels want rows in one piece."""
+    """_native.backward. Gradients often come expanded; the kernels want rows in one piece."""
     *head, dout, dlse = args
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
@@ -93,9 +94,13 @@ def backward(*args):
     return _native.backward(*head, dout, dlse)
 
 
+def _backward(*args):
+    return backward(*args[:6], args[6:-4], False, *args[-4:])
+
+
 for _device in ("CPU", "CUDA"):
     lib.impl("attention", _forward, _device)
-    lib.impl("attention_backward", backward, _device)
+    lib.impl("attention_backward", _backward, _device)
     lib.impl("decode", _decode, _device)
 
 
@@ -126,18 +131,18 @@ torch.library.register_fake("tessera::attention_backward", _fake_backward, lib=l
 torch.library.register_fake("tessera::decode", _fake_forward, lib=lib)
 
 
-def setup_context(ctx, inputs, output):
+def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:6], *output)
     ctx.options = inputs[6:]
     ctx.set_materialize_grads(False)
 
 
-def gradients(ctx, dout, dlse, run=None):
+def _gradients(ctx, dout, dlse):
     *inputs, out, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    run = run or torch.ops.tessera.attention_backward
-    return *run(*inputs, *ctx.options, out, lse, dout, dlse), *(None,) * (3 + len(ctx.options))
+    grads = torch.ops.tessera.attention_backward(*inputs, *ctx.options, out, lse, dout, dlse)
+    return *grads, *(None,) * (3 + len(ctx.options))
 
 
 def refuse_second_derivative(ctx, *_):
@@ -152,6 +157,6 @@ def _refuse_decode_gradient(ctx, *_):
     )
 
 
-torch.library.register_autograd("tessera::attention", gradients, setup_context=setup_context, lib=lib)
+torch.library.register_autograd("tessera::attention", _gradients, setup_context=_setup_context, lib=lib)
 torch.library.register_autograd("tessera::attention_backward", refuse_second_derivative, lib=lib)
 torch.library.register_autograd("tessera::decode", _refuse_decode_gradient, lib=lib)

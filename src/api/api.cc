@@ -143,8 +143,10 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
 
 // A packed batch may be run with other lengths than it was planned with, as long as none is longer; strides matter to
 // the copy engine alone.
-bool covers(const tessera_plan& plan, AttentionProblem given) {
+bool covers(const tessera_plan& plan, const AttentionProblem& asked) {
   const AttentionProblem& planned = plan.problem;
+  if (asked == planned) return true;
+  AttentionProblem given = asked;
   if (planned.varlen && given.varlen && given.seq_q <= planned.seq_q && given.seq_k <= planned.seq_k) {
     given.seq_q = planned.seq_q;
     given.seq_k = planned.seq_k;

@@ -43,9 +43,10 @@ Status must_match(const char* tensor, const char* dim, std::int64_t got, std::in
 
 class Checker {
  public:
-  Checker(tessera_attention_op op, const tessera_attention& in, Look look) : op_(op), in_(in), look_(look) {}
+  Checker(tessera_attention_op op, const tessera_attention& in, Look look, CheckedAttention& out)
+      : op_(op), in_(in), look_(look), out_(out), problem_(out.args.problem) {}
 
-  Result<CheckedAttention> run() {
+  Status run() {
     problem_.op = op_of(op_);
     TESSERA_CHECK(check_presence());
     TESSERA_CHECK(check_device());
@@ -56,49 +57,32 @@ class Checker {
     TESSERA_CHECK(check_alignment());
     canonicalise_window();
     fill_views();
-    return out_;
+    return {};
   }
 
  private:
   struct Slot {
     const char* name;
-    const tessera_tensor* given;
+    const tessera_tensor* tessera_attention::*given;
     unsigned used_by;    // ops that take it
     unsigned needed_by;  // ops that cannot do without
     unsigned written_by;
     Element element;
-    std::optional<CheckedTensor>* checked;
+    std::optional<CheckedTensor> Checker::*checked;
   };
 
-  std::array<Slot, 15> slots() {
-    constexpr unsigned kAll = kForward | kBackward | kDecode;
-    constexpr unsigned kWriters = kForward | kDecode;
-    constexpr unsigned kPacked = kForward | kBackward;
-    return {{
-        {"q", in_.q, kAll, kAll, 0, Element::kFloating, &q_},
-        {"k", in_.k, kAll, kAll, 0, Element::kFloating, &k_},
-        {"v", in_.v, kAll, kAll, 0, Element::kFloating, &v_},
-        {"out", in_.out, kAll, kAll, kWriters, Element::kFloating, &out_tensor_},
-        {"lse", in_.lse, kAll, kBackward, kWriters, Element::kFloat32, &lse_},
-        {"dout", in_.dout, kBackward, kBackward, 0, Element::kFloating, &dout_},
-        {"dlse", in_.dlse, kBackward, 0, 0, Element::kFloat32, &dlse_},
-        {"dq", in_.dq, kBackward, kBackward, kBackward, Element::kFloating, &dq_},
-        {"dk", in_.dk, kBackward, kBackward, kBackward, Element::kFloating, &dk_},
-        {"dv", in_.dv, kBackward, kBackward, kBackward, Element::kFloating, &dv_},
-        {"alibi_slopes", in_.alibi_slopes, kAll, 0, 0, Element::kFloat32, &alibi_},
-        {"cu_seqlens_q", in_.cu_seqlens_q, kPacked, 0, 0, Element::kInt32, &cu_q_},
-        {"cu_seqlens_k", in_.cu_seqlens_k, kPacked, 0, 0, Element::kInt32, &cu_k_},
-        {"cache_seqlens", in_.cache_seqlens, kDecode, 0, 0, Element::kInt32, &cache_seqlens_},
-        {"page_table", in_.page_table, kDecode, 0, 0, Element::kInt32, &page_table_},
-    }};
-  }
+  static constexpr unsigned kAll = kForward | kBackward | kDecode;
+  static constexpr unsigned kWriters = kForward | kDecode;
+  static constexpr unsigned kPacked = kForward | kBackward;
+  static const std::array<Slot, 15> kSlots;
 
   Status check_presence() {
-    for (const Slot& slot : slots()) {
-      if (slot.given == nullptr && (slot.needed_by & on(op_)) != 0) {
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr && (slot.needed_by & on(op_)) != 0) {
         return invalid(format("{} is null; {} needs it", slot.name, name_of(problem_.op)));
       }
-      if (slot.given != nullptr && (slot.used_by & on(op_)) == 0) {
+      if (given != nullptr && (slot.used_by & on(op_)) == 0) {
         return invalid(format("{} is given, but {} does not take it", slot.name, name_of(problem_.op)));
       }
     }
@@ -122,9 +106,10 @@ class Checker {
           format("q is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU, +TESSERA_CUDA));
     }
     if (device.index < 0) return invalid(format("q is on device index {}; it must not be negative", device.index));
-    for (const Slot& slot : slots()) {
-      if (slot.given == nullptr) continue;
-      const tessera_device other = slot.given->device;
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr) continue;
+      const tessera_device other = given->device;
       if (other.type != device.type || (device.type == TESSERA_CUDA && other.index != device.index)) {
         return invalid(format("{} is on {}, but q is on {}", slot.name, describe(other), describe(device)));
       }
@@ -136,20 +121,20 @@ class Checker {
   Status read_tensors() {
     const int activation_rank = problem_.varlen ? 3 : 4;
     const int row_rank = problem_.varlen ? 2 : 3;
-    for (const Slot& slot : slots()) {
-      if (slot.given == nullptr) continue;
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr) continue;
       const Access access = (slot.written_by & on(op_)) != 0 ? Access::kWrite : Access::kRead;
-      const bool rows = slot.checked == &lse_ || slot.checked == &dlse_;
+      const bool rows = slot.checked == &Checker::lse_ || slot.checked == &Checker::dlse_;
       int rank = activation_rank;
       if (rows) rank = row_rank;
-      if (slot.element == Element::kInt32) rank = slot.checked == &page_table_ ? 2 : 1;
+      if (slot.element == Element::kInt32) rank = slot.checked == &Checker::page_table_ ? 2 : 1;
       TensorRule rule{slot.name, slot.element, access, rank, rank};
-      if (slot.checked == &alibi_) rule.min_rank = 1, rule.max_rank = 2;
-      auto checked = check_tensor(*slot.given, rule, look_ == Look::kEverything);
-      if (!checked.ok()) return checked.status();
-      *slot.checked = *checked;
-      if (slot.element == Element::kFloating && dtype_of(checked->dtype) != dtype_of(q_->dtype)) {
-        return invalid(format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked->dtype),
+      if (slot.checked == &Checker::alibi_) rule.min_rank = 1, rule.max_rank = 2;
+      CheckedTensor& checked = (this->*slot.checked).emplace();
+      TESSERA_CHECK(check_tensor(*given, rule, look_ == Look::kEverything, checked));
+      if (slot.element == Element::kFloating && dtype_of(checked.dtype) != dtype_of(q_->dtype)) {
+        return invalid(format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked.dtype),
                               describe(q_->dtype)));
       }
     }
@@ -441,7 +426,6 @@ class Checker {
     if (page_table_) a.page_table_stride = page_table_->strides[0];
     problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
     problem_.tensor_maps = out_.device.type == TESSERA_CPU || (problem_.vectors && strides_allow_tensor_maps(a));
-    a.problem = problem_;
   }
 
   static bool rows_allow_vectors(const AttentionArgs& a) {
@@ -472,17 +456,33 @@ class Checker {
   const tessera_attention_op op_;
   const tessera_attention& in_;
   const Look look_;
-  AttentionProblem problem_;
-  CheckedAttention out_;
+  CheckedAttention& out_;
+  AttentionProblem& problem_;
   std::optional<CheckedTensor> q_, k_, v_, out_tensor_, lse_, dout_, dlse_, dq_, dk_, dv_, alibi_, cu_q_, cu_k_,
       cache_seqlens_, page_table_;
 };
 
 #undef TESSERA_CHECK
 
-}  // namespace
+constexpr std::array<Checker::Slot, 15> Checker::kSlots = {{
+    {"q", &tessera_attention::q, kAll, kAll, 0, Element::kFloating, &Checker::q_},
+    {"k", &tessera_attention::k, kAll, kAll, 0, Element::kFloating, &Checker::k_},
+    {"v", &tessera_attention::v, kAll, kAll, 0, Element::kFloating, &Checker::v_},
+    {"out", &tessera_attention::out, kAll, kAll, kWriters, Element::kFloating, &Checker::out_tensor_},
+    {"lse", &tessera_attention::lse, kAll, kBackward, kWriters, Element::kFloat32, &Checker::lse_},
+    {"dout", &tessera_attention::dout, kBackward, kBackward, 0, Element::kFloating, &Checker::dout_},
+    {"dlse", &tessera_attention::dlse, kBackward, 0, 0, Element::kFloat32, &Checker::dlse_},
+    {"dq", &tessera_attention::dq, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dq_},
+    {"dk", &tessera_attention::dk, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dk_},
+    {"dv", &tessera_attention::dv, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dv_},
+    {"alibi_slopes", &tessera_attention::alibi_slopes, kAll, 0, 0, Element::kFloat32, &Checker::alibi_},
+    {"cu_seqlens_q", &tessera_attention::cu_seqlens_q, kPacked, 0, 0, Element::kInt32, &Checker::cu_q_},
+    {"cu_seqlens_k", &tessera_attention::cu_seqlens_k, kPacked, 0, 0, Element::kInt32, &Checker::cu_k_},
+    {"cache_seqlens", &tessera_attention::cache_seqlens, kDecode, 0, 0, Element::kInt32, &Checker::cache_seqlens_},
+    {"page_table", &tessera_attention::page_table, kDecode, 0, 0, Element::kInt32, &Checker::page_table_},
+}};
 
-Result<CheckedAttention> check_attention(tessera_attention_op op, const tessera_attention* args, Look look) {
+Status check(tessera_attention_op op, const tessera_attention* args, Look look, CheckedAttention& out) {
   if (op != TESSERA_ATTENTION_FORWARD && op != TESSERA_ATTENTION_BACKWARD && op != TESSERA_ATTENTION_DECODE) {
     return invalid(
         format("op is {}; TESSERA_ATTENTION_FORWARD, _BACKWARD and _DECODE are known", static_cast<int>(op)));
@@ -492,7 +492,15 @@ Result<CheckedAttention> check_attention(tessera_attention_op op, const tessera_
     return invalid(format("args.struct_size is {}; this library knows {} (set up with TESSERA_ATTENTION_INIT)",
                           args->struct_size, sizeof(tessera_attention)));
   }
-  return Checker(op, *args, look).run();
+  return Checker(op, *args, look, out).run();
+}
+
+}  // namespace
+
+Result<CheckedAttention> check_attention(tessera_attention_op op, const tessera_attention* args, Look look) {
+  Result<CheckedAttention> checked(std::in_place);
+  if (Status s = check(op, args, look, *checked); !s.ok()) checked = std::move(s);
+  return checked;
 }
 
 }  // namespace tessera::api

@@ -79,7 +79,7 @@ std::string describe(std::span<const std::int64_t> dims) { return format("[{}]",
 
 Status invalid(std::string message) { return {TESSERA_INVALID_ARGUMENT, std::move(message)}; }
 
-Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data) {
+Status check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data, CheckedTensor& out) {
   if (tensor.ndim < rule.min_rank || tensor.ndim > rule.max_rank) {
     return invalid(format("{} has {} dims; {}{} accepted", rule.name, tensor.ndim, rule.min_rank,
                           rule.min_rank == rule.max_rank ? " is" : format(" to {} are", rule.max_rank)));
@@ -89,7 +89,6 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
     return invalid(format("{} is {}; {} is accepted", rule.name, describe(tensor.dtype), accepted(rule.element)));
   }
 
-  CheckedTensor out;
   out.rank = tensor.ndim;
   out.dtype = tensor.dtype;
   const std::span<const std::int64_t> shape(tensor.shape, static_cast<std::size_t>(tensor.ndim));
@@ -144,7 +143,7 @@ Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRul
     }
     out.data = reinterpret_cast<void*>(address);
   }
-  return out;
+  return {};
 }
 
 }  // namespace tessera::api

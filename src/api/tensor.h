@@ -45,7 +45,7 @@ std::string describe(std::span<const std::int64_t> dims);  // "[2, 128, 8, 64]"
 
 Status invalid(std::string message);
 
-// look_at_data: the pointer is checked too (null, alignment).
-Result<CheckedTensor> check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data);
+// look_at_data: the pointer is checked too (null, alignment). out: a new one, filled; of use where the status is OK.
+Status check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data, CheckedTensor& out);
 
 }  // namespace tessera::api

@@ -21,8 +21,8 @@ struct TensorExtents {
 };
 
 // joined: 0, or heads that a box has of each of its rows / joined queries; heads are then the second axis.
-Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel,
-                            std::int64_t joined = 0) {
+Status boxes_of(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel, PanelBoxes& list,
+                std::int64_t joined = 0) {
   const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
   // The stride of an axis of one does not matter, but must be one that the driver takes.
   const auto stride = [&](std::int64_t extent, std::int64_t elements) {
@@ -48,7 +48,6 @@ Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int
     box.rows = static_cast<std::uint32_t>(joined);
     box.layers = static_cast<std::uint32_t>(rows / joined);
   }
-  PanelBoxes list;
   const int dim = static_cast<int>(of.dim);
   for (int column = 0; column < padded_dim(dim, narrowest_panel);) {
     const Panel panel = panel_at(dim, narrowest_panel, column);
@@ -56,7 +55,7 @@ Result<PanelBoxes> boxes_of(const TensorView& view, const TensorExtents& of, int
     if (list.count == 0 || list.box[list.count - 1].columns != box.columns) list.box[list.count++] = box;
     column += panel.width;
   }
-  return list;
+  return {};
 }
 
 Status encode_all(const PanelBoxes& boxes, PanelMaps& maps) {
@@ -76,19 +75,19 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
   const TensorExtents of_k{p.batch, p.seq_k, p.heads_kv, p.dim_qk, p.varlen, p.total_k};
   const TensorExtents of_v{p.batch, p.seq_k, p.heads_kv, p.dim_v, p.varlen, p.total_k};
   const std::int64_t joined = config.joined ? p.heads_q / p.heads_kv : 0;
-  auto q = boxes_of(args.q, of_q, block_q_of(config), config.narrowest_panel, joined);
-  auto k = boxes_of(args.k, of_k, config.block_k, config.narrowest_panel);
-  auto v = boxes_of(args.v, of_v, config.block_k, config.narrowest_panel);
-  for (const auto* boxes : {&q, &k, &v}) {
-    if (!boxes->ok()) return boxes->status();
-  }
-  return ForwardSm90Boxes{*q, *k, *v};
+  Result<ForwardSm90Boxes> boxes(std::in_place);
+  Status s = boxes_of(args.q, of_q, block_q_of(config), config.narrowest_panel, boxes->q, joined);
+  if (s.ok()) s = boxes_of(args.k, of_k, config.block_k, config.narrowest_panel, boxes->k);
+  if (s.ok()) s = boxes_of(args.v, of_v, config.block_k, config.narrowest_panel, boxes->v);
+  if (!s.ok()) boxes = std::move(s);
+  return boxes;
 }
 
 Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const AttentionArgs& args,
                                                                  const AttentionForwardSm90Config& config,
                                                                  int multiprocessors) {
   constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
+  Result<cuda::Work<AttentionForwardSm90Params>> work(std::in_place);
   const AttentionProblem& p = args.problem;
   const std::int64_t heads_a_key = p.heads_q / p.heads_kv;
   const std::int64_t heads = config.joined ? p.heads_kv : p.heads_q;
@@ -97,10 +96,11 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   const std::int64_t columns = p.batch * heads;
   const std::int64_t tiles = saturating_product(q_tiles, p.batch, heads);
   if (tiles > INT_MAX) {
-    return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
+    work = Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
+    return work;
   }
   const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, kBytes);
-  AttentionForwardSm90Params params = {};
+  AttentionForwardSm90Params& params = work->params;
   fill_problem(params, args);
   fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
@@ -114,7 +114,8 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   params.by_group = divisor(params.group);
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.blocks));
-  return cuda::Work<AttentionForwardSm90Params>{params, {blocks, 1, 1}};
+  work->grid = {blocks, 1, 1};
+  return work;
 }
 
 bool can_join_heads(const AttentionProblem& problem, const AttentionForwardSm90Config& config) {

@@ -29,6 +29,8 @@ class [[nodiscard]] Result {
  public:
   Result(T value) : state_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : state_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
+  // A value to be filled where it stays: for those that are large, and made at every call.
+  explicit Result(std::in_place_t) : state_(std::in_place_type<T>) {}
 
   bool ok() const { return std::holds_alternative<T>(state_); }
   const Status& status() const { return std::get<Status>(state_); }
