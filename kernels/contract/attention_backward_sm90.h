@@ -1,0 +1,165 @@
+// Arguments and tile shapes of attention/backward_sm90.cuh.
+#pragma once
+
+#include "contract/attention_backward.h"
+#include "contract/attention_forward_sm90.h"
+#include "contract/band.h"
+#include "contract/tensor_map.h"
+#include "contract/types.h"
+
+namespace tessera {
+
+struct AttentionBackwardSm90Config {
+  DType dtype;
+  int dim_qk;
+  int dim_v;
+  int consumers;     // warpgroups of 64 keys each; one more loads, and one makes dQ
+  int block_q;       // queries of a step: 64 or 128
+  int stages;        // of Q and dO: 2 or more, 3 or more where it overlaps
+  int ds_stages;     // of dS
+  bool overlaps;     // S of the next step is made under the gradients of this one: one more accumulator
+  bool keeps_k;      // K's own rows stay in a consumer's registers
+  bool keeps_v;      // likewise V's
+  int dq_columns;    // of dQ that are made at a time: a multiple of 64, or all of them
+  int dq_registers;  // of a thread that makes dQ; what is left goes to the consumers
+  bool banded;       // causal or a window: some tiles are skipped and some masked
+};
+
+template <class Visitor>
+constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&& visit) {
+  visit("dtype", config.dtype);
+  visit("dim_qk", config.dim_qk);
+  visit("dim_v", config.dim_v);
+  visit("consumers", config.consumers);
+  visit("block_q", config.block_q);
+  visit("stages", config.stages);
+  visit("ds_stages", config.ds_stages);
+  visit("overlaps", config.overlaps);
+  visit("keeps_k", config.keeps_k);
+  visit("keeps_v", config.keeps_v);
+  visit("dq_columns", config.dq_columns);
+  visit("dq_registers", config.dq_registers);
+  visit("banded", config.banded);
+}
+
+constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
+constexpr int threads_of(const AttentionBackwardSm90Config& config) { return (config.consumers + 2) * kWarpgroup; }
+
+// A block starts with the same number of registers for all.
+constexpr int kBackwardSm90ProducerRegisters = 24;
+constexpr int consumer_registers(const AttentionBackwardSm90Config& config) {
+  const int all = 65536 / threads_of(config) / 8 * 8 * (config.consumers + 2);
+  const int most = (all - kBackwardSm90ProducerRegisters - config.dq_registers) / config.consumers / 8 * 8;
+  return most < 240 ? most : 240;
+}
+
+// Byte offsets in a block's shared memory. Tiles are cut into panels of 64 columns (contract/tensor_map.h).
+struct BackwardSm90Layout {
+  int k;           // [block_k, dim_qk]
+  int v;           // [block_k, dim_v]
+  int q;           // [stages][block_q, dim_qk]
+  int q_stage;     // bytes
+  int d_o;         // [stages][block_q, dim_v]
+  int d_o_stage;   // bytes
+  int ds;          // [ds_stages][block_k, block_q], 16 bit
+  int ds_stage;    // bytes
+  int rows;        // [stages]: LSE [block_q] and delta [block_q], fp32, and what the step is (kStepWords ints)
+  int rows_stage;  // bytes
+  int k_full;      // barriers: K is there
+  int v_full;
+  int q_full;    // [stages] Q is there, and the rows
+  int d_o_full;  // [stages]
+  int empty;     // [stages] Q, dO and the rows are used up
+  int ds_full;   // [ds_stages]
+  int ds_empty;  // [ds_stages]
+  int bytes;
+};
+
+// What the step is: where the block's first key stands from its first query, and how many keys there are from that one
+// on in the sequence. The others fill up.
+constexpr int kStepDistance = 0;
+constexpr int kStepKeys = 1;
+constexpr int kStepWords = 4;
+
+constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Config& config) {
+  BackwardSm90Layout at = {};
+  at.q_stage = tile_bytes(config.block_q, config.dim_qk, kWidestPanel);
+  at.d_o_stage = tile_bytes(config.block_q, config.dim_v, kWidestPanel);
+  at.ds_stage = tile_bytes(block_k_of(config), config.block_q, kWidestPanel);
+  at.rows_stage = (2 * config.block_q + kStepWords) * 4;
+  at.k = 0;
+  at.v = at.k + tile_bytes(block_k_of(config), config.dim_qk, kWidestPanel);
+  at.q = at.v + tile_bytes(block_k_of(config), config.dim_v, kWidestPanel);
+  at.d_o = at.q + config.stages * at.q_stage;
+  at.ds = at.d_o + config.stages * at.d_o_stage;
+  at.rows = at.ds + config.ds_stages * at.ds_stage;
+  at.k_full = at.rows + config.stages * at.rows_stage;
+  at.v_full = at.k_full + 8;
+  at.q_full = at.v_full + 8;
+  at.d_o_full = at.q_full + 8 * config.stages;
+  at.empty = at.d_o_full + 8 * config.stages;
+  at.ds_full = at.empty + 8 * config.stages;
+  at.ds_empty = at.ds_full + 8 * config.ds_stages;
+  at.bytes = at.ds_empty + 8 * config.ds_stages;
+  return at;
+}
+
+// Which keys a block owns. Of the `columns` = batch x heads_kv, as many as `together` are worked on at a time, so that
+// their Q, dO and dQ stay in the L2 cache; among those the first keys first, which the most queries see where the mask
+// is causal.
+struct BackwardSm90Item {
+  unsigned batch;
+  unsigned head;
+  unsigned k_tile;
+};
+constexpr BackwardSm90Item backward_sm90_item(unsigned index, unsigned k_tiles, unsigned columns, unsigned heads_kv,
+                                              unsigned together) {
+  const unsigned first = index / (together * k_tiles) * together;
+  const unsigned width = columns - first < together ? columns - first : together;
+  const unsigned within = index - first * k_tiles;
+  const unsigned column = first + within % width;
+  return {column / heads_kv, column % heads_kv, within / width};
+}
+
+// Tiles of queries that see some of the keys from first_k to last_k: `count` from `first` on.
+struct QueryTiles {
+  int first;
+  int count;
+};
+constexpr QueryTiles query_tiles(const Band& band, int position_offset, int first_k, int last_k, int len_q,
+                                 int block_q) {
+  const int from = first_k - band.right - position_offset;
+  const int to = last_k + band.left - position_offset + 1;
+  const int begin = from > 0 ? from : 0;
+  const int end = to < len_q ? to : len_q;
+  if (end <= begin) return {0, 0};
+  return {begin / block_q, (end - 1) / block_q + 1 - begin / block_q};
+}
+
+struct alignas(64) AttentionBackwardSm90Params {
+  TensorMap q;  // boxes of block_q x 64
+  TensorMap d_o;
+  TensorMap k;  // boxes of block_k x 64
+  TensorMap v;
+  const float* lse_log2;  // [B, Hq, Sq], of backward_preprocess.cuh
+  const float* delta;     // likewise
+  void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
+  void* dv;
+  DqSums dq_sums;
+  const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
+  const int* cu_seqlens_k;
+  Strides dk_strides;
+  Strides dv_strides;
+  RowStrides row_strides;  // of lse_log2 and delta
+  int seq_q;               // the longest sequence's, where packed
+  int seq_k;
+  unsigned heads_q;
+  unsigned group;     // query heads that share a key head
+  unsigned k_tiles;   // of the longest sequence
+  unsigned columns;   // heads of all sequences: B Hkv
+  unsigned together;  // of them, how many are worked on together
+  Band band;
+  float scale;  // above 0
+};
+
+}  // namespace tessera
