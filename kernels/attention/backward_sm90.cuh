@@ -179,11 +179,13 @@ struct BackwardSm90DqMaker {
   unsigned shared;
   const BackwardSm90Work<config>& work;
 
+  static constexpr int kColumns = config.dq_columns < config.dim_qk ? config.dq_columns : config.dim_qk;  // at a time
+
   // 64 queries by `count` columns from `first` on, over all keys of the block: both operands are transposed, keys being
-  // their rows. to: this lane's first sum of this warp's 16 queries.
-  template <int first, int count>
-  __forceinline__ void add_columns(unsigned ds_panel, float* to) {
-    float sums[count / 2];
+  // their rows. to: this lane's first sum of this warp's 16 queries. read(): called when dS has been read.
+  template <int first, int count, class Read>
+  __forceinline__ void add_columns(float (&all_sums)[kColumns / 2], unsigned ds_panel, float* to, const Read& read) {
+    float(&sums)[count / 2] = reinterpret_cast<float(&)[count / 2]>(all_sums);
     const MatrixDescriptor ds = describe_panel<64>(ds_panel, 16);
     const MatrixDescriptor k =
         describe_panel<64>(shared + kAt.k + first * block_k_of(config) * 2, block_k_of(config) * kPanelRow);
@@ -196,6 +198,7 @@ struct BackwardSm90DqMaker {
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_done(sums);
+    read();
 #pragma unroll
     for (int n = 0; n < count / 8; ++n) {
       add_to_sums(to + (first / 8 + n) * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), 0);
@@ -204,7 +207,6 @@ struct BackwardSm90DqMaker {
 
   __forceinline__ void run(int lane, int warp) {
     constexpr int kPanels = config.block_q / kConsumerRows;
-    constexpr int kFirst = config.dq_columns < config.dim_qk ? config.dq_columns : config.dim_qk;
     constexpr int kTile = config.block_q * config.dim_qk;
     float* to = dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, work.kv_head * static_cast<int>(p.group),
                            static_cast<int>(p.heads_q), config.block_q, config.dim_qk) +
@@ -218,11 +220,18 @@ struct BackwardSm90DqMaker {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         const unsigned ds = shared + kAt.ds + use.index * kAt.ds_stage + panel * (block_k_of(config) * kPanelRow);
-        add_columns<0, kFirst>(ds, to);
-        if constexpr (kFirst < config.dim_qk) add_columns<kFirst, config.dim_qk - kFirst>(ds, to);
+        const auto read = [&] {
+          if (panel + 1 == kPanels && lane == 0) barrier_arrive(shared + kAt.ds_empty + use.index * kBarrierBytes);
+        };
+        float sums[kColumns / 2];
+        if constexpr (kColumns == config.dim_qk) {
+          add_columns<0, kColumns>(sums, ds, to, read);
+        } else {
+          add_columns<0, kColumns>(sums, ds, to, [] {});
+          add_columns<kColumns, config.dim_qk - kColumns>(sums, ds, to, read);
+        }
         to += 4 * kChunks * 128;
       }
-      if (lane == 0) barrier_arrive(shared + kAt.ds_empty + use.index * kBarrierBytes);
       use.advance();
       if (--tiles_left == 0) {  // on to the next head
         tiles_left = work.tiles.count;
@@ -533,6 +542,7 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   static_assert(config.stages >= (config.overlaps ? 3 : 2));
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
   static_assert(config.dim_qk <= 256 && config.dim_v <= 256);
+  static_assert(config.dq_columns == config.dim_qk || (config.dq_columns == 64 && config.dim_qk == 128));
   constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);

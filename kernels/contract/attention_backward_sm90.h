@@ -20,7 +20,7 @@ struct AttentionBackwardSm90Config {
   bool overlaps;     // S of the next step is made under the gradients of this one: one more accumulator
   bool keeps_k;      // K's own rows stay in a consumer's registers
   bool keeps_v;      // likewise V's
-  int dq_columns;    // of dQ that are made at a time: a multiple of 64, or all of them
+  int dq_columns;    // of dQ that are made at a time: all, or half of 128
   int dq_registers;  // of a thread that makes dQ; what is left goes to the consumers
   bool banded;       // causal or a window: some tiles are skipped and some masked
 };
@@ -102,6 +102,40 @@ constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Con
   at.ds_empty = at.ds_full + 8 * config.ds_stages;
   at.bytes = at.ds_empty + 8 * config.ds_stages;
   return at;
+}
+
+struct BackwardSm90Tile {
+  int consumers;
+  int block_q;
+  int stages;
+  int ds_stages;
+  bool overlaps;
+  bool keeps_k;
+  bool keeps_v;
+  int dq_columns;
+  int dq_registers;
+};
+
+// By counting registers. A consumer has dK and dV (a register for two columns of each), an accumulator of 64 queries
+// (32) or two, its 16-bit operand (16) or two, and whatever of K and V (4 for 16 columns of each) still fits; the dQ
+// maker has its sums. Either needs 26 beside: ptxas has sums start at register 24. consumers 0: they do not fit.
+constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
+  constexpr int kBeside = 26;
+  constexpr int kInTurn = 32 + 16;
+  if (dim_qk > 128 || dim_v > 128) return {};
+  BackwardSm90Tile tile = {.consumers = 2, .block_q = 64, .stages = 3, .ds_stages = 2};
+  tile.dq_columns = dim_qk < 128 ? dim_qk : 64;
+  tile.dq_registers = (tile.dq_columns / 2 + kBeside + 7) / 8 * 8;
+  int left = (512 - kBackwardSm90ProducerRegisters - tile.dq_registers) / 2 / 8 * 8 - kBeside - (dim_qk + dim_v) / 2;
+  const int of_k = (dim_qk + 15) / 16 * 4;
+  const int of_v = (dim_v + 15) / 16 * 4;
+  if (left < kInTurn) return {};
+  tile.overlaps = left >= 2 * kInTurn;
+  left -= tile.overlaps ? 2 * kInTurn : kInTurn;
+  tile.keeps_k = left >= of_k;
+  left -= tile.keeps_k ? of_k : 0;
+  tile.keeps_v = left >= of_v;
+  return tile;
 }
 
 // Which keys a block owns. Of the `columns` = batch x heads_kv, as many as `together` are worked on at a time, so that
