@@ -537,7 +537,7 @@ struct BackwardSm90Consumer {
 
 template <AttentionBackwardSm90Config config>
 __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& p) {
-  static_assert(config.consumers >= 1 && config.block_q % kConsumerRows == 0 && config.ds_stages >= 1);
+  static_assert(config.consumers == 2 && config.block_q % kConsumerRows == 0 && config.ds_stages >= 1);
   // Where it overlaps, a step's Q is wanted before the place of the one before last is given free.
   static_assert(config.stages >= (config.overlaps ? 3 : 2));
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
@@ -568,7 +568,7 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warpgroup == 0) {
-    give_registers<kBackwardSm90ProducerRegisters>();
+    give_registers<producer_registers(config)>();
     BackwardSm90Producer<config> producer{p, shared, work};
     if (work.steps > 0 && warp == 0 && lane == 0) producer.load_tiles();
     if (warp == 1) producer.load_rows(lane);

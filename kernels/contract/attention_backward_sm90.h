@@ -13,7 +13,7 @@ struct AttentionBackwardSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int consumers;     // warpgroups of 64 keys each; one more loads, and one makes dQ
+  int consumers;     // warpgroups of 64 keys each, 2; one more loads, and one makes dQ
   int block_q;       // queries of a step: 64 or 128
   int stages;        // of Q and dO: 2 or more, 3 or more where it overlaps
   int ds_stages;     // of dS
@@ -45,12 +45,19 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
 constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
 constexpr int threads_of(const AttentionBackwardSm90Config& config) { return (config.consumers + 2) * kWarpgroup; }
 
-// A block starts with the same number of registers for all.
-constexpr int kBackwardSm90ProducerRegisters = 24;
-constexpr int consumer_registers(const AttentionBackwardSm90Config& config) {
-  const int all = 65536 / threads_of(config) / 8 * 8 * (config.consumers + 2);
-  const int most = (all - kBackwardSm90ProducerRegisters - config.dq_registers) / config.consumers / 8 * 8;
+// Registers of a thread. A block starts with the same number for all; the dQ maker has what it is told, the consumers
+// take as many as leave the producer 24, and that has the rest.
+constexpr int kBackwardSm90Registers = 512;  // of one thread of each of four warpgroups
+constexpr int consumer_registers(int dq_registers, int consumers) {
+  const int most = (kBackwardSm90Registers - 24 - dq_registers) / consumers / 8 * 8;
   return most < 240 ? most : 240;
+}
+constexpr int consumer_registers(const AttentionBackwardSm90Config& config) {
+  return consumer_registers(config.dq_registers, config.consumers);
+}
+constexpr int producer_registers(const AttentionBackwardSm90Config& config) {
+  const int rest = kBackwardSm90Registers - config.dq_registers - config.consumers * consumer_registers(config);
+  return rest < 64 ? rest : 64;
 }
 
 // Byte offsets in a block's shared memory. Tiles are cut into panels of 64 columns (contract/tensor_map.h).
@@ -123,10 +130,14 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   constexpr int kBeside = 26;
   constexpr int kInTurn = 32 + 16;
   if (dim_qk > 128 || dim_v > 128) return {};
-  BackwardSm90Tile tile = {.consumers = 2, .block_q = 64, .stages = 3, .ds_stages = 2};
+  BackwardSm90Tile tile = {};
+  tile.consumers = 2;
+  tile.block_q = 64;
+  tile.stages = 3;
+  tile.ds_stages = 2;
   tile.dq_columns = dim_qk < 128 ? dim_qk : 64;
   tile.dq_registers = (tile.dq_columns / 2 + kBeside + 7) / 8 * 8;
-  int left = (512 - kBackwardSm90ProducerRegisters - tile.dq_registers) / 2 / 8 * 8 - kBeside - (dim_qk + dim_v) / 2;
+  int left = consumer_registers(tile.dq_registers, tile.consumers) - kBeside - (dim_qk + dim_v) / 2;
   const int of_k = (dim_qk + 15) / 16 * 4;
   const int of_v = (dim_v + 15) / 16 * 4;
   if (left < kInTurn) return {};

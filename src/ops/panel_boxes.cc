@@ -1,0 +1,47 @@
+#include "ops/panel_boxes.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kBytes = 2;  // of an element
+
+}  // namespace
+
+TensorExtents query_extents(const AttentionProblem& p, std::int64_t dim) {
+  return {p.batch, p.seq_q, p.heads_q, dim, p.varlen, p.total_q};
+}
+TensorExtents key_extents(const AttentionProblem& p, std::int64_t dim) {
+  return {p.batch, p.seq_k, p.heads_kv, dim, p.varlen, p.total_k};
+}
+
+Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel) {
+  const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
+  // The stride of an axis of one does not matter, but must be one that the driver takes.
+  const auto stride = [&](std::int64_t extent, std::int64_t elements) {
+    return extent > 1 ? bytes(elements) : std::uint64_t{16};
+  };
+  cuda::TensorBox box;
+  box.address = reinterpret_cast<std::uintptr_t>(view.data);
+  box.rows = static_cast<std::uint32_t>(rows);
+  const std::int64_t last = of.packed ? of.total + 1 : of.batch;
+  box.extents = {static_cast<std::uint64_t>(of.dim), static_cast<std::uint64_t>(of.seq),
+                 static_cast<std::uint64_t>(of.heads), static_cast<std::uint64_t>(last)};
+  box.strides = {stride(of.packed ? last : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
+                 stride(last, of.packed ? view.seq_stride : view.batch_stride)};
+  if (of.packed) {
+    const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
+    if (before > box.address) return Status(TESSERA_UNSUPPORTED, "sequences are too long for the copy engine");
+    box.address -= before;
+  }
+  PanelBoxes list;
+  const int dim = static_cast<int>(of.dim);
+  for (int column = 0; column < padded_dim(dim, narrowest_panel);) {
+    const Panel panel = panel_at(dim, narrowest_panel, column);
+    box.columns = static_cast<std::uint32_t>(panel.width);
+    if (list.count == 0 || list.box[list.count - 1].columns != box.columns) list.box[list.count++] = box;
+    column += panel.width;
+  }
+  return list;
+}
+
+}  // namespace tessera

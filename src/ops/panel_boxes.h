@@ -1,0 +1,37 @@
+// Tensors as the copy engine is to see them (contract/tensor_map.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "contract/tensor_map.h"
+#include "cuda/tensor_map.h"
+#include "ops/attention.h"
+#include "ops/status.h"
+
+namespace tessera {
+
+// The boxes of each panel width that a tile has, widest first.
+struct PanelBoxes {
+  std::array<cuda::TensorBox, 3> box;
+  int count = 0;
+
+  const cuda::TensorBox* begin() const { return box.data(); }
+  const cuda::TensorBox* end() const { return box.data() + count; }
+};
+
+// seq: rows of a sequence, the longest one's where packed (contract/attention_forward_sm90.h: RowOrigin). total: rows
+// of a packed tensor.
+struct TensorExtents {
+  std::int64_t batch, seq, heads, dim;
+  bool packed;
+  std::int64_t total;
+};
+// Of q and, but for the dim, of o and dO; of k and v.
+TensorExtents query_extents(const AttentionProblem& problem, std::int64_t dim);
+TensorExtents key_extents(const AttentionProblem& problem, std::int64_t dim);
+
+// Boxes of `rows` rows. TESSERA_UNSUPPORTED where a packed tensor has too little memory before it.
+Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel);
+
+}  // namespace tessera
