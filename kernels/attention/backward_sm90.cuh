@@ -143,11 +143,12 @@ struct BackwardSm90Producer {
         if (pass * 32 >= rows_left) lse[pass] = infinity();
       }
       wait_for_place(use);
-      const unsigned rows = shared + kAt.rows + use.index * kAt.rows_stage + lane * 4;
+      const unsigned rows = shared + kAt.rows + use.index * kAt.rows_stage;
+      const unsigned own = rows + row_slot(lane) * 4;  // 32 queries on, the slots are 32 on
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        store_shared_4(rows + pass * 32 * 4, bits_from_float(lse[pass]));
-        store_shared_4(rows + (config.block_q + pass * 32) * 4, bits_from_float(delta[pass]));
+        store_shared_4(own + pass * 32 * 4, bits_from_float(lse[pass]));
+        store_shared_4(own + (config.block_q + pass * 32) * 4, bits_from_float(delta[pass]));
       }
       if (lane == 0) {
         store_shared_4(rows + (2 * config.block_q + kStepDistance) * 4, distance);
@@ -285,8 +286,8 @@ struct BackwardSm90Consumer {
     is_first = lane() == 0;
     own_matrix = row * kPanelRow + ((lane() / 16) ^ (lane() % 8)) * 16;
   }
-  // Byte offset of this lane's first query among fp32 values: lane % 4 * 8.
-  __forceinline__ unsigned own_column() const { return recomputed(own_matrix) / kPanelRow % 4 * 8; }
+  // Byte offset of this lane's LSE or delta among those of 16 queries (row_slot): lane % 4 * 16.
+  __forceinline__ unsigned own_slot() const { return recomputed(own_matrix) / kPanelRow % 4 * 16; }
 
   // Address of the row that this lane gives to ldmatrix or stmatrix for a 16 x 16 of this warp's keys, columns `step`
   // of a tile of block_k rows: the four 8 x 8 are in the order of wgmma's first operand. Chunks are swizzled by row.
@@ -383,34 +384,33 @@ struct BackwardSm90Consumer {
       masked |= distance + kConsumerRows - 1 > p.band.right || distance - (config.block_q - 1) < -p.band.left;
     }
     if (masked) mask_scores(x, distance, keys);
-    rows += own_column();
+    rows += own_slot();
     const float scale_log2 = p.scale * kLog2E;
 #pragma unroll
-    for (int n = 0; n < kQueryTiles; ++n) {
-      float lse[2];
-      load_shared_floats(lse, rows + n * 8 * 4);
+    for (int step = 0; step < kQuerySteps; ++step) {
+      const Words4 lse = load_shared_16(rows + step * 16 * 4);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const pair = x + n * 4 + half * 2;
-        weights[n / 2][n % 2 * 2 + half] =
-            pack<kType>(probability(pair[0], scale_log2, lse[0]), probability(pair[1], scale_log2, lse[1]));
+      for (int i = 0; i < 4; ++i) {  // of the operand's registers: tile of 8 queries i / 2, row half i % 2
+        const float* const pair = x + step * 8 + i * 2;
+        weights[step][i] = pack<kType>(probability(pair[0], scale_log2, float_from_bits(lse.word[i / 2 * 2])),
+                                       probability(pair[1], scale_log2, float_from_bits(lse.word[i / 2 * 2 + 1])));
       }
     }
   }
 
   // dP^T to dS^T, to registers, which may be those of the weights, and to shared memory.
   __forceinline__ void differentiate(const Scores& x, const Operand& weights, Operand& gradients, unsigned rows) {
-    rows += config.block_q * 4 + own_column();
+    rows += config.block_q * 4 + own_slot();
 #pragma unroll
-    for (int n = 0; n < kQueryTiles; ++n) {
-      float delta[2];
-      load_shared_floats(delta, rows + n * 8 * 4);
+    for (int step = 0; step < kQuerySteps; ++step) {
+      const Words4 delta = load_shared_16(rows + step * 16 * 4);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const pair = x + n * 4 + half * 2;
-        const unsigned weight = weights[n / 2][n % 2 * 2 + half];
-        gradients[n / 2][n % 2 * 2 + half] = pack<kType>((pair[0] - delta[0]) * low_to_float<kType>(weight),
-                                                         (pair[1] - delta[1]) * high_to_float<kType>(weight));
+      for (int i = 0; i < 4; ++i) {
+        const float* const pair = x + step * 8 + i * 2;
+        const unsigned weight = weights[step][i];
+        gradients[step][i] =
+            pack<kType>((pair[0] - float_from_bits(delta.word[i / 2 * 2])) * low_to_float<kType>(weight),
+                        (pair[1] - float_from_bits(delta.word[i / 2 * 2 + 1])) * high_to_float<kType>(weight));
       }
     }
     wait(kAt.ds_empty, ds_use.index, ds_use.parity ^ 1);

@@ -82,6 +82,10 @@ struct BackwardSm90Layout {
   int bytes;
 };
 
+// Where a query's LSE and delta are among block_q: a lane wants two neighbouring queries of each 8, and gets those of
+// two eights at once.
+constexpr int row_slot(int query) { return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2; }
+
 // What the step is: where the block's first key stands from its first query, and how many keys there are from that one
 // on in the sequence. The others fill up.
 constexpr int kStepDistance = 0;

@@ -105,6 +105,16 @@ TEST(BackwardSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_to_t
   }
 }
 
+TEST(BackwardSm90, a_lane_finds_its_rows_values_of_16_queries_side_by_side) {
+  for (int step = 0; step < 4; ++step) {
+    for (int lane = 0; lane < 4; ++lane) {  // of a quad: columns 2 lane and 2 lane + 1 of each 8
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_EQ(row_slot(step * 16 + i / 2 * 8 + lane * 2 + i % 2), step * 16 + lane * 4 + i);
+      }
+    }
+  }
+}
+
 TEST(BackwardSm90, boxes_are_of_a_step_s_queries_and_a_block_s_keys) {
   const AttentionBackwardSm90Config config = config_for(72, 128);
   const auto boxes = backward_sm90_boxes(args_for(72, 128, false), config);
