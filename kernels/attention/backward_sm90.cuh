@@ -180,28 +180,26 @@ struct BackwardSm90DqMaker {
   unsigned shared;
   const BackwardSm90Work<config>& work;
 
-  static constexpr int kColumns = config.dq_columns < config.dim_qk ? config.dq_columns : config.dim_qk;  // at a time
-
-  // 64 queries by `count` columns from `first` on, over all keys of the block: both operands are transposed, keys being
+  // 64 queries by dq_columns from `first` on, over all keys of the block: both operands are transposed, keys being
   // their rows. to: this lane's first sum of this warp's 16 queries. read(): called when dS has been read.
-  template <int first, int count, class Read>
-  __forceinline__ void add_columns(float (&all_sums)[kColumns / 2], unsigned ds_panel, float* to, const Read& read) {
-    float(&sums)[count / 2] = reinterpret_cast<float(&)[count / 2]>(all_sums);
+  template <int first, class Read>
+  __forceinline__ void add_columns(float (&sums)[config.dq_columns / 2], unsigned ds_panel, float* to,
+                                   const Read& read) {
     const MatrixDescriptor ds = describe_panel<64>(ds_panel, 16);
     const MatrixDescriptor k =
         describe_panel<64>(shared + kAt.k + first * block_k_of(config) * 2, block_k_of(config) * kPanelRow);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < block_k_of(config) / 16; ++step) {
-      Wgmma<count>::template shared_shared<config.dtype, true, true>(sums, ds.at(step * 16 * kPanelRow),
-                                                                     k.at(step * 16 * kPanelRow), step > 0);
+      Wgmma<config.dq_columns>::template shared_shared<config.dtype, true, true>(sums, ds.at(step * 16 * kPanelRow),
+                                                                                 k.at(step * 16 * kPanelRow), step > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_done(sums);
     read();
 #pragma unroll
-    for (int n = 0; n < count / 8; ++n) {
+    for (int n = 0; n < config.dq_columns / 8 && first / 8 + n < kChunks; ++n) {
       add_to_sums(to + (first / 8 + n) * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), 0);
     }
   }
@@ -224,12 +222,12 @@ struct BackwardSm90DqMaker {
         const auto read = [&] {
           if (panel + 1 == kPanels && lane == 0) barrier_arrive(shared + kAt.ds_empty + use.index * kBarrierBytes);
         };
-        float sums[kColumns / 2];
-        if constexpr (kColumns == config.dim_qk) {
-          add_columns<0, kColumns>(sums, ds, to, read);
+        float sums[config.dq_columns / 2];
+        if constexpr (config.dq_columns == config.dim_qk) {
+          add_columns<0>(sums, ds, to, read);
         } else {
-          add_columns<0, kColumns>(sums, ds, to, [] {});
-          add_columns<kColumns, config.dim_qk - kColumns>(sums, ds, to, read);
+          add_columns<0>(sums, ds, to, [] {});
+          add_columns<config.dq_columns>(sums, ds, to, read);
         }
         to += 4 * kChunks * 128;
       }
@@ -542,7 +540,8 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   static_assert(config.stages >= (config.overlaps ? 3 : 2));
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
   static_assert(config.dim_qk <= 256 && config.dim_v <= 256);
-  static_assert(config.dq_columns == config.dim_qk || (config.dq_columns == 64 && config.dim_qk == 128));
+  static_assert(config.dq_columns == config.dim_qk ||
+                (config.dq_columns == 64 && config.dim_qk > 64 && config.dim_qk <= 128));
   constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);

@@ -20,7 +20,7 @@ struct AttentionBackwardSm90Config {
   bool overlaps;     // S of the next step is made under the gradients of this one: one more accumulator
   bool keeps_k;      // K's own rows stay in a consumer's registers
   bool keeps_v;      // likewise V's
-  int dq_columns;    // of dQ that are made at a time: all, or half of 128
+  int dq_columns;    // of dQ that are made at a time: all, or 64 of up to 128
   int dq_registers;  // of a thread that makes dQ; what is left goes to the consumers
   bool banded;       // causal or a window: some tiles are skipped and some masked
 };
@@ -129,9 +129,11 @@ struct BackwardSm90Tile {
 
 // By counting registers. A consumer has dK and dV (a register for two columns of each), an accumulator of 64 queries
 // (32) or two, its 16-bit operand (16) or two, and whatever of K and V (4 for 16 columns of each) still fits; the dQ
-// maker has its sums. Either needs 26 beside: ptxas has sums start at register 24. consumers 0: they do not fit.
+// maker has its sums. That needs 26 beside, since ptxas has sums start at register 24, and a consumer a few more.
+// consumers 0: they do not fit.
 constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
-  constexpr int kBeside = 26;
+  constexpr int kBesideSums = 26;
+  constexpr int kBeside = 30;
   constexpr int kInTurn = 32 + 16;
   if (dim_qk > 128 || dim_v > 128) return {};
   BackwardSm90Tile tile = {};
@@ -139,8 +141,8 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   tile.block_q = 64;
   tile.stages = 3;
   tile.ds_stages = 2;
-  tile.dq_columns = dim_qk < 128 ? dim_qk : 64;
-  tile.dq_registers = (tile.dq_columns / 2 + kBeside + 7) / 8 * 8;
+  tile.dq_columns = dim_qk <= 96 ? dim_qk : 64;
+  tile.dq_registers = (tile.dq_columns / 2 + kBesideSums + 7) / 8 * 8;
   int left = consumer_registers(tile.dq_registers, tile.consumers) - kBeside - (dim_qk + dim_v) / 2;
   const int of_k = (dim_qk + 15) / 16 * 4;
   const int of_v = (dim_v + 15) / 16 * 4;

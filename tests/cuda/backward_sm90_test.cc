@@ -59,7 +59,7 @@ TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
           ASSERT_GE(registers, 24);
         }
         ASSERT_LE(kWarpgroup * (producer + config.dq_registers + config.consumers * consumer), 65536);
-        ASSERT_GE(consumer, (dim_qk + dim_v) / 2 + 48 + 26);
+        ASSERT_GE(consumer, (dim_qk + dim_v) / 2 + 48 + 30);
         if (config.overlaps) {
           ASSERT_GE(config.stages, 3);
         }
