@@ -18,7 +18,7 @@ enum class Distribution : std::uint8_t {
   kLogits1e4,       // likewise near +-1e4
   kLogits1e10,      // all logits of a row equal and near 1e10: uniform weights, if nothing overflows
   kLogitsMinus120,  // all logits near -120: exp underflows unless the row's maximum is taken out
-  kSteps,           // logits fall by 30 every 64 keys: a running maximum jumps, from either end
+  kSteps,           // logits fall by 30 every 64 keys: a running maximum jumps, coming from the last key
   kSink,            // the first key's logit is 200, far beyond the others
   kOneHot,          // one key (or a few equal ones) takes nearly all the weight
   kConstant,        // all keys equal: uniform weights

@@ -151,7 +151,7 @@ class Checks:
         """(exit code, or None where it took too long; what it wrote to `record`, or {})."""
         # Caches of its own: the user's shall not fill with broken kernels.
         names = {"TESSERA_KERNEL_SOURCES": str(folder), "TESSERA_CACHE_DIR": f"{self.scratch}/cache",
-                 "CUDA_CACHE_PATH": f"{self.scratch}/driver", "NO_COLOR": "1"}
+                 "CUDA_CACHE_PATH": f"{self.scratch}/driver", "TESSERA_NO_TUNING": "1", "TESSERA_CODE_ARCH": "", "NO_COLOR": "1"}
         record.unlink(missing_ok=True)
         with open(self.out / f"{name}.txt", "w") as log:
             try:

@@ -14,7 +14,9 @@ out=$(cd "$out" && pwd)
 build=${BUILD:-build}
 python=${PYTHON:-python3}
 tessera=$build/bin/tessera
-# Results speak of the library as it is built.
+# Results speak of the library as it is built, and of its own choices.
+unset TESSERA_CODE_ARCH TESSERA_TUNING_TABLE
+export TESSERA_NO_TUNING=1
 [ -z "${TESSERA_KERNEL_SOURCES:-}" ] || { echo "TESSERA_KERNEL_SOURCES is set: unset it first"; exit 1; }
 [ -x "$tessera" ] || make build BUILD="$build" || exit 1
 

@@ -146,14 +146,16 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   return tessera::cpu::run(checked.args, plan.device.threads, scratch);
 }
 
-// A packed batch may be run with other lengths than it was planned with, as long as none is longer.
-bool covers(const AttentionProblem& planned, AttentionProblem given) {
+// A packed batch may be run with other lengths than it was planned with, as long as none is longer; strides matter to
+// the copy engine alone.
+bool covers(const tessera_plan& plan, AttentionProblem given) {
+  const AttentionProblem& planned = plan.problem;
   if (planned.varlen && given.varlen && given.seq_q <= planned.seq_q && given.seq_k <= planned.seq_k) {
     given.seq_q = planned.seq_q;
     given.seq_k = planned.seq_k;
   }
   if (!planned.vectors) given.vectors = false;
-  if (!planned.tensor_maps) given.tensor_maps = false;
+  if (!planned.tensor_maps || !plan.chosen.forward_sm90) given.tensor_maps = planned.tensor_maps;
   return given == planned;
 }
 
@@ -273,7 +275,7 @@ tessera_status tessera_plan_run(const tessera_plan* plan, const tessera_attentio
     const auto op = static_cast<tessera_attention_op>(plan->problem.op);
     auto checked = check_attention(op, args, Look::kEverything);
     if (!checked.ok()) return checked.status();
-    if (!covers(plan->problem, checked->args.problem)) {
+    if (!covers(*plan, checked->args.problem)) {
       return invalid(
           format("args are not what the plan was made for: {}", difference(plan->problem, checked->args.problem)));
     }

@@ -30,7 +30,7 @@ struct Options {
   std::string json;
   double min_time = 0.4;
   int threads = 0;
-  std::string arch_code = "native";
+  std::string arch_code;  // empty: what TESSERA_CODE_ARCH says, else the GPU's own
   bool first_use = false;
   bool check = false;
   bool evidence = false;
@@ -270,7 +270,7 @@ int run(const Options& o) {
   Json json{{"date", today()},
             {"version", tessera_version()},
             {"device", (*device)->name()},
-            {"arch_code", o.arch_code},
+            {"arch_code", arch_code_in_force(o.arch_code)},
             {"suite", suite}};
   if (!(*device)->is_cpu()) note_sources(json);
   Ceilings ceilings;
@@ -355,7 +355,9 @@ Command add_bench(CLI::App& parent) {
       ->type_name("NAME")
       ->check(quiet(CLI::IsMember(cases::suite_names())));
   app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
-  app->add_option("--arch-code", o->arch_code, "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...")
+  app->add_option("--arch-code", o->arch_code,
+                  "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...; default: TESSERA_CODE_ARCH, "
+                  "else native")
       ->type_name("ARCH")
       ->capture_default_str();
   app->add_flag("--check", o->check, "Check each case against the oracle before it is timed; a wrong one is not");

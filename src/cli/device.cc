@@ -217,11 +217,17 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
+std::string arch_code_in_force(const std::string& arch_code) {
+  if (!arch_code.empty()) return arch_code;
+  const char* const asked = std::getenv("TESSERA_CODE_ARCH");
+  return asked != nullptr && *asked != '\0' ? asked : "native";
+}
+
 Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const std::string& arch_code) {
-  if (Status s = cuda::check_arch_name(arch_code); !s.ok()) {
+  if (Status s = arch_code.empty() ? Status() : cuda::check_arch_name(arch_code); !s.ok()) {
     return Status(s.code(), fmt::format("--arch-code: {}", s.message()));
   }
-  if (spelling == "cpu" && arch_code != "native") {
+  if (spelling == "cpu" && !arch_code.empty() && arch_code != "native") {
     return Status(TESSERA_INVALID_ARGUMENT,
                   fmt::format("--arch-code {} is code for a GPU; it needs --device cuda", arch_code));
   }
@@ -238,9 +244,13 @@ Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const s
   }
   Result<cuda::DeviceInfo> info = cuda::device(index);
   if (!info.ok()) return info.status();
-  const Result<cuda::CodeArch> code = cuda::code_arch_for(*info, arch_code);
-  if (!code.ok()) return Status(code.status().code(), fmt::format("--arch-code: {}", code.status().message()));
-  cuda::set_code_arch(*code);
+  if (!arch_code.empty()) {
+    const Result<cuda::CodeArch> asked = cuda::code_arch_for(*info, arch_code);
+    if (!asked.ok()) return Status(asked.status().code(), fmt::format("--arch-code: {}", asked.status().message()));
+    cuda::set_code_arch(*asked);
+  }
+  const Result<cuda::CodeArch> code = cuda::code_arch_of(*info);
+  if (!code.ok()) return code.status();
   Result<cuda::Stream> stream = cuda::Stream::make(index);
   if (!stream.ok()) return stream.status();
   return std::unique_ptr<Device>(std::make_unique<CudaDevice>(std::move(*info), *code, std::move(*stream)));

@@ -325,6 +325,7 @@ Result<TuneTarget> ask_target(const std::string& device) {
   if (!answered)
     return Status(TESSERA_CUDA_FAILED, fmt::format("the process that asked the GPU {}", ending_of(status)));
   const Json said = Json::parse(line, nullptr, false);
+  if (!said.is_object()) return Status(TESSERA_CUDA_FAILED, "the process that asked the GPU answered nonsense");
   if (said.contains("error")) {
     return Status(static_cast<tessera_status>(said.value("code", static_cast<int>(TESSERA_INTERNAL))),
                   said["error"].get<std::string>());
@@ -442,6 +443,10 @@ Result<Json> TuneWorker::ask(const Json& request, int timeout_s) {
     return lose(fmt::format("the process that ran it {}", ending_of(status)));
   }
   Json answer = Json::parse(line, nullptr, false);
+  if (!answer.is_object()) {
+    stop();
+    return lose("the process that ran it answered nonsense");
+  }
   if (answer.value("fatal", false)) {
     stop();
     ++lost_;

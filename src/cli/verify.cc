@@ -26,7 +26,7 @@ struct Options {
   std::string device = "cpu";
   std::string filter;
   std::string json;
-  std::string arch_code = "native";
+  std::string arch_code;  // empty: what TESSERA_CODE_ARCH says, else the GPU's own
   std::string record;
   std::uint64_t seed = 1;
   int repeat = 1;
@@ -128,7 +128,7 @@ int run(const Options& o) {
             {"version", tessera_version()},
             {"suite", o.suite},
             {"device", device},
-            {"arch_code", o.arch_code},
+            {"arch_code", arch_code_in_force(o.arch_code)},
             {"seed", o.seed},
             {"repeat", o.repeat},
             {"passed", count[Outcome::kPassed]},
@@ -166,7 +166,9 @@ Command add_verify(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
   app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
-  app->add_option("--arch-code", o->arch_code, "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...")
+  app->add_option("--arch-code", o->arch_code,
+                  "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...; default: TESSERA_CODE_ARCH, "
+                  "else native")
       ->type_name("ARCH")
       ->capture_default_str();
   app->add_option("--repeat", o->repeat, "Run each case so often and compare the results bitwise")

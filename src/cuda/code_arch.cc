@@ -29,6 +29,7 @@ CodeArch native_arch(const DeviceInfo& device) {
   const std::string arch = arch_of(device);
   return {{arch, false},
           10 * device.major + device.minor,
+          true,
           arch.ends_with('a'),
           static_cast<std::size_t>(device.shared_memory_per_block_optin)};
 }
@@ -36,7 +37,7 @@ CodeArch native_arch(const DeviceInfo& device) {
 CodeArch arch_at(const DeviceInfo& device, int compute) {
   const int limit = std::min(limits_of(compute).shared_memory_per_block, device.shared_memory_per_block_optin);
   const bool older = compute != 10 * device.major + device.minor;
-  return {{format("sm_{}", compute), older}, compute, false, static_cast<std::size_t>(limit)};
+  return {{format("sm_{}", compute), older}, compute, false, false, static_cast<std::size_t>(limit)};
 }
 
 }  // namespace
@@ -60,7 +61,7 @@ Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch
   return arch_at(device, compute);
 }
 
-void set_code_arch(const CodeArch& arch) { chosen.store(arch.specific ? kOwn : arch.compute); }
+void set_code_arch(const CodeArch& arch) { chosen.store(arch.own ? kOwn : arch.compute); }
 
 Result<CodeArch> code_arch_of(const DeviceInfo& device) {
   static const std::string asked = [] {

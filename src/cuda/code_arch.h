@@ -12,6 +12,7 @@ namespace tessera::cuda {
 struct CodeArch {
   jit::Target target;     // PTX where it is not the device's own architecture
   int compute = 0;        // 10 * major + minor
+  bool own = false;       // the device's own, not one that was asked for
   bool specific = false;  // with the instructions that this architecture alone has, as in sm_90a
   std::size_t shared_memory_per_block = 0;
 };

@@ -93,7 +93,9 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
   auto kernel = std::make_unique<Kernel>(**module);
   kernel->origin = found->origin;
   kernel->image_seconds = image_seconds;
-  if (const auto info = device(device_index); info.ok()) kernel->multiprocessors = info->multiprocessors;
+  const auto info = device(device_index);
+  if (!info.ok()) return info.status();
+  kernel->multiprocessors = info->multiprocessors;
   const std::lock_guard lock(loaded.mutex);
   return loaded.kernels.emplace(key, std::move(kernel)).first->second.get();
 } catch (const std::bad_alloc&) {

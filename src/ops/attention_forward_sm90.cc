@@ -69,7 +69,7 @@ Status enqueue_forward_sm90(const cuda::Kernel& kernel, const AttentionArgs& arg
                             const AttentionForwardSm90Config& config, void* workspace, cuda::CUstream stream) {
   auto what = forward_sm90_work(args, config, kernel.multiprocessors);
   if (!what.ok()) return what.status();
-  if (what->grid.x == 0) return {};
+  if (args.problem.batch == 0 || args.problem.seq_q == 0) return {};
   const auto boxes = forward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
   // The driver makes tensor maps only where a context is current.

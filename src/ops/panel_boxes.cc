@@ -26,8 +26,9 @@ Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, 
   const std::int64_t last = of.packed ? of.total + 1 : of.batch;
   box.extents = {static_cast<std::uint64_t>(of.dim), static_cast<std::uint64_t>(of.seq),
                  static_cast<std::uint64_t>(of.heads), static_cast<std::uint64_t>(last)};
-  box.strides = {stride(of.packed ? last : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
-                 stride(last, of.packed ? view.seq_stride : view.batch_stride)};
+  // Packed, both axes of rows move by rows, of which there may be one.
+  box.strides = {stride(of.packed ? of.total : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
+                 of.packed ? stride(of.total, view.seq_stride) : stride(of.batch, view.batch_stride)};
   if (of.packed) {
     const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
     if (before > box.address) return Status(TESSERA_UNSUPPORTED, "sequences are too long for the copy engine");

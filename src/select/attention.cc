@@ -67,7 +67,8 @@ ComputedScores computed_scores(const AttentionProblem& p, int block_q, int block
   for (std::int64_t look = 0; look < looks; ++look) {
     const std::int64_t first = (2 * look + 1) * q_tiles / (2 * looks) * block_q;
     const std::int64_t last = std::min(first + block_q, p.seq_q) - 1;
-    const Range seen{visible_keys(mask, first, p.seq_q, p.seq_k).begin, visible_keys(mask, last, p.seq_q, p.seq_k).end};
+    const Range seen{visible_keys(mask, first, p.seq_q, p.seq_k).begin,
+                     std::min<std::int64_t>(visible_keys(mask, last, p.seq_q, p.seq_k).end, p.seq_k)};
     if (seen.empty()) continue;
     const std::int64_t tiles = ceil_div(seen.end, block_k) - seen.begin / block_k;
     const double scores = static_cast<double>(tiles) * block_k * block_q;
@@ -140,8 +141,8 @@ std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Devi
     candidate.kernel = "attention_forward_sm90";
     candidate.config = instance_of(config).config;
     candidate.workspace = forward_sm90_workspace(config);
-    // Above the portable kernel's, but for few queries.
-    candidate.score = (p.seq_q > kFewQueries ? 1.0 : 1e-12) / (1.0 + time);
+    // Above the portable kernel's, which are below one, but for few queries.
+    candidate.score = p.seq_q > kFewQueries ? 1.0 + 1.0 / (1.0 + time) : 1e-12 / (1.0 + time);
     candidate.why = format("computes {:.3g} scores a head, about {:.3g} us on an H200", computed.all, time);
     candidate.forward_sm90 = config;
     candidates.push_back(std::move(candidate));

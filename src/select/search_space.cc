@@ -13,7 +13,9 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 3;                                                       // on an SM
+constexpr int kMostBlocks = 3;  // on an SM
+// A share of the exponentials by a polynomial has not paid, and the polynomial does not show when it overflows.
+constexpr int kPolynomials[] = {0};
 constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
 
 bool is_of(const auto& config, const AttentionProblem& p) {
@@ -37,7 +39,7 @@ bool fits_one(const AttentionForwardSm90Config& c, const AttentionProblem& p, co
          c.block_k >= 16 && c.block_k % 16 == 0 && c.block_k <= kMostKeys && c.stages >= 2 && c.stages <= 8 &&
          (c.q_stages == 1 || c.q_stages == 2) &&
          (c.blocks == 1 || (c.blocks >= 2 && c.blocks <= kMostBlocks && c.consumers == 1)) &&
-         (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial >= 0 && c.polynomial <= 8 &&
+         (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial == 0 &&
          static_cast<std::size_t>(forward_sm90_layout(c).bytes) <= device.shared_memory_per_block;
 }
 
@@ -63,7 +65,7 @@ void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
             if (panel == 16 && !panels_differ) continue;
             for (const bool ping_pong : {false, true}) {
               if (ping_pong && consumers == 1) continue;  // takes no turns with itself
-              for (const int polynomial : {0, 1, 2}) {
+              for (const int polynomial : kPolynomials) {
                 for (const bool tickets : {false, true}) {
                   visit(AttentionForwardSm90Config{.dtype = p.dtype,
                                                    .dim_qk = static_cast<int>(p.dim_qk),

@@ -93,6 +93,13 @@ TEST(CodeArch, the_choice_holds_for_the_process_until_taken_back) {
   EXPECT_EQ(code_arch_of(hopper)->target, (jit::Target{"sm_90a", false}));
 }
 
+TEST(CodeArch, a_device_newer_than_all_that_is_known_keeps_its_own_limits) {
+  const DeviceInfo newer = some_device(12, 0, 99 * 1024);
+  set_code_arch(*code_arch_for(newer, "native"));
+  EXPECT_EQ(code_arch_of(newer)->shared_memory_per_block, 99 * 1024U);
+  EXPECT_EQ(code_arch_of(newer)->target, (jit::Target{"sm_120", false}));
+}
+
 TEST(CodeArch, kernels_are_loaded_for_the_chosen_arch) {
   REQUIRE_DEVICE();
   const jit::KernelInstance instance = select::instance_of(select::preprocess_config(DType::kFloat16, 8));

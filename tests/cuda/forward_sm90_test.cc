@@ -131,6 +131,21 @@ TEST(ForwardSm90, every_tile_is_taken_once_and_the_last_queries_of_a_section_fir
   }
 }
 
+TEST(ForwardSm90, one_packed_row_gets_strides_that_the_driver_takes) {
+  AttentionArgs args = args_for(64, true);
+  args.problem.total_k = 1;
+  args.k.seq_stride = args.v.seq_stride = 0;  // as the check leaves it where there is one row
+  const auto boxes = forward_sm90_boxes(args, config_for(64, 64));
+  ASSERT_TRUE(boxes.ok());
+  for (const cuda::TensorBox& box : boxes->k) {
+    for (const std::uint64_t stride : box.strides) EXPECT_GT(stride, 0U);
+    const auto longest = static_cast<std::uint64_t>(args.problem.seq_k);
+    // Row 0 is at y = longest - 1, z = 1.
+    EXPECT_EQ(box.address + (longest - 1) * box.strides[0] + box.strides[2],
+              reinterpret_cast<std::uintptr_t>(args.k.data));
+  }
+}
+
 TEST(ForwardSm90, is_chosen_on_hopper_and_nowhere_else) {
   AttentionProblem problem = args_for(128, false).problem;
   const auto hopper = select::select_attention(problem, *select::cuda_device("sm_90a"));

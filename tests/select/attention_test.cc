@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <set>
 
@@ -199,7 +200,7 @@ TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_regist
   EXPECT_EQ(q_stages, (std::set<int>{1, 2}));
   EXPECT_EQ(blocks, (std::set<int>{1, 2, 3}));
   EXPECT_EQ(panels, (std::set<int>{16, 64}));
-  EXPECT_EQ(polynomials, (std::set<int>{0, 1, 2}));
+  EXPECT_EQ(polynomials, (std::set<int>{0}));
   EXPECT_EQ(ping_pong, (std::set<int>{0, 1}));
   EXPECT_EQ(tickets, (std::set<int>{0, 1}));
   EXPECT_FALSE(portable.empty()) << "the portable kernel competes too";
@@ -273,6 +274,27 @@ TEST(Select, a_tuned_config_comes_first_and_says_so) {
   EXPECT_EQ(select_attention(p, gpu, &portable).candidates.front().why, "tuned on this GPU: 1.0 us, default 2.0 us");
 }
 
+TEST(Select, hoppers_own_kernel_serves_many_short_sequences_too) {
+  AttentionProblem p = problem(AttentionOp::kForward, 64, 128);
+  p.batch = 60000;
+  p.heads_q = p.heads_kv = 16;
+  EXPECT_EQ(select_attention(p, *cuda_device("sm_90a")).candidates.front().kernel, "attention_forward_sm90");
+  p.seq_q = 1;
+  EXPECT_EQ(select_attention(p, *cuda_device("sm_90a")).candidates.front().kernel, "attention_forward");
+}
+
+TEST(Select, queries_beyond_the_last_key_cost_nothing) {
+  AttentionProblem p = problem(AttentionOp::kForward, 8192, 64);
+  p.seq_k = 512;
+  p.causal = true;
+  p.window_left = 16;
+  for (const Candidate& candidate : select_attention(p, *cuda_device("sm_90a")).candidates) {
+    double scores = 0;
+    ASSERT_EQ(std::sscanf(candidate.why.c_str(), "computes %lf scores a head", &scores), 1) << candidate.why;
+    EXPECT_LT(scores, 512 * 512) << candidate.config;
+  }
+}
+
 TEST(Select, a_tuned_config_that_does_not_fit_is_ignored) {
   const Device gpu = *cuda_device("sm_90a");
   const AttentionProblem p = problem(AttentionOp::kForward, 2048, 128);
@@ -292,6 +314,7 @@ TEST(Select, a_tuned_config_that_does_not_fit_is_ignored) {
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.consumers = 4; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.block_k = 72; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.blocks = 2; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.polynomial = 1; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dim_v = 64; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dtype = DType::kBFloat16; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.banded = true; }));
