@@ -26,6 +26,15 @@ bad=0
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 skipped() { case ",${SKIP:-}," in *",$1,"*) return 0 ;; esac; return 1; }
 
+# verdict NAME CODE SECONDS-OR-NOTHING
+verdict() {
+  case $2 in
+    0) say "ok      $1$3" ;;
+    124) say "TIMEOUT $1$3"; bad=1 ;;
+    *) say "FAILED  $1, exit code $2$3"; bad=1 ;;
+  esac
+}
+
 # step NAME LIMIT COMMAND...: output to OUT/NAME.txt, its last line into the summary.
 step() {
   local name=$1 limit=$2 start=$SECONDS code
@@ -34,11 +43,7 @@ step() {
   code=$?
   local last
   last=$(grep -v '^\s*$' "$out/$name.txt" | grep -vE '^(verify|bench|kernels): [0-9]+ of' | tail -n "${lines:-1}")
-  case $code in
-    0) say "ok      $name ($((SECONDS - start)) s)" ;;
-    124) say "TIMEOUT $name after $limit s"; bad=1 ;;
-    *) say "FAILED  $name, exit code $code ($((SECONDS - start)) s)"; bad=1 ;;
-  esac
+  verdict "$name" $code " ($((SECONDS - start)) s)"
   [ -z "$last" ] || say "$(sed 's/^/          /' <<< "$last")"
   return $code
 }
@@ -72,11 +77,7 @@ finish_all() {
     local code
     code=$(cat "$out/$name.code")
     rm "$out/$name.code"
-    case $code in
-      0) say "ok      $name" ;;
-      124) say "TIMEOUT $name"; bad=1 ;;
-      *) say "FAILED  $name, exit code $code"; bad=1 ;;
-    esac
+    verdict "$name" "$code" ""
     say "$(grep -E ' passed, |tests? ran|PASSED|SUMMARY|worst error|equal' "$out/$name.txt" | tail -n 3 | sed 's/^/          /')"
   done
 }

@@ -26,6 +26,7 @@
 #pragma once
 
 #include "contract/attention_backward_sm90.h"
+#include "contract/work_order.h"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
 #include "ptx/math.cuh"
@@ -54,10 +55,10 @@ struct BackwardSm90Work {
   int steps;
 
   __forceinline__ BackwardSm90Work(const AttentionBackwardSm90Params& p, unsigned block) {
-    const BackwardSm90Item item = backward_sm90_item(block, p.k_tiles, p.columns, p.heads_q / p.group, p.together);
+    const WorkItem item = work_item(block, p.k_tiles, p.columns, p.by_heads, p.together);
     batch = static_cast<int>(item.batch);
     kv_head = static_cast<int>(item.head);
-    first_k = static_cast<int>(item.k_tile) * block_k_of(config);
+    first_k = static_cast<int>(item.tile) * block_k_of(config);
     len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
     position_offset = p.band.bottom_right ? len_k - len_q : 0;
@@ -86,17 +87,14 @@ struct BackwardSm90Producer {
       load_box(destination + column * rows * 2, map, full, column, origin.y + row, head, origin.z);
     }
   }
-  static __forceinline__ RowOrigin origin_of(const int* cu_seqlens, int longest, int length, int batch) {
-    return cu_seqlens ? row_origin(longest, length, cu_seqlens[batch]) : RowOrigin{0, batch};
-  }
   __forceinline__ void wait_for_place(const Ring<config.stages>& use) {
     barrier_wait_parity(shared + kAt.empty + use.index * kBarrierBytes, use.parity ^ 1);
   }
 
   // One thread.
   __forceinline__ void load_tiles() {
-    const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, work.len_q, work.batch);
-    const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, work.len_k, work.batch);
+    const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
+    const RowOrigin k_origin = row_origin(p.cu_seqlens_k, work.batch, p.seq_k, work.len_k);
     int head = work.kv_head * static_cast<int>(p.group);
     int row = work.tiles.first * config.block_q;
     int tiles_left = work.tiles.count;

@@ -1,22 +1,31 @@
 // Attention forward on Hopper's own instructions: the copy engine (TMA), wgmma, roles for warps.
 //
-// A block stays and takes one tile of queries after the other. One thread of its first warpgroup, the producer, has Q,
-// K and V loaded; each of the other warpgroups, the consumers, owns 64 query rows from end to end. Keys come in tiles
-// of block_k, last tile first. K and V have `stages` places each, and each place two barriers: full (the bytes are
-// there) and empty (every consumer's warp is done with it).
+// A block stays and takes one tile of queries after the other. One thread of its first warpgroup, the producer, works
+// out what the tile is, leaves a note of it, and has Q, K and V loaded; each of the other warpgroups, the consumers,
+// owns 64 query rows from end to end. Keys come in tiles of block_k, last tile first. Q, K and V have places in shared
+// memory, and each place two barriers: full (the bytes are there) and empty (every consumer's warp is done with it).
 //
-//   shared:     Q [block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][block_k, Dv]    (contract/tensor_map.h)
+//   shared:     Q [q_stages][block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][block_k, Dv]
 //   registers:  S [64, block_k] fp32    P [64, block_k] 16 bit    O [64, Dv] fp32, spread over a warpgroup
 //
-//   producer    Q K0 | K1 V0 | K2 V1 | K3 V2 | ...
-//   consumer    S0=QK0  max, exp | S1=QK1           | S2=QK2           |
-//                                | O+=P0 V0 ------- | O+=P1 V1 ------- |   tensor cores, asynchronous
-//                                |        max, exp  |        max, exp  |   of the S just made, under O's product
+//   producer    note Q K0 | K1 V0 | K2 V1 | ...                     | note' Q' K0' | ...
+//   consumer    S0=QK0  softmax | S1=QK1           | S2=QK2         |              S0'=Q'K0'
+//                               | O+=P0 V0 ------- | O+=P1 V1 ----- | O+=P2 V2     |           tensor cores,
+//                               asynchronous |         softmax  |       softmax  |              store O     of the S
+//                               just made
 //
 // Where consumers take turns (ping_pong), one gives its products to the tensor cores, lets the next one do so, and
 // turns to its softmax. Tiles that the mask empties for a whole block are never loaded; those that it empties for one
 // consumer are let pass. Queries and keys beyond a sequence's end come as zeros from the copy engine, so that whatever
 // lies behind them in memory meets no product.
+//
+// Where there are too few queries to give every SM some (split), all consumers of a block own the same 64 rows and deal
+// the tiles of keys out among them. Each place of K and V then belongs to one of them, and in the end consumer 0 adds
+// up what all have, by way of shared memory:
+//
+//   consumer 0  tiles 0 3 6 ..  |            | adds parts, stores |
+//   consumer 1  tiles 1 4 7 ..  | leave part |
+//   consumer 2  tiles 2 5 8 ..  | leave part |
 #pragma once
 
 #include "contract/attention_forward_sm90.h"
@@ -30,31 +39,19 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/online_softmax.cuh"
+#include "tile/quad.cuh"
+#include "tile/ring.cuh"
 #include "tile/sequence.cuh"
 
 namespace tessera {
 
-// A place among `stages`, and the parity of the barriers' phase for its present use.
-template <int stages>
-struct Stage {
-  int index = 0;
-  unsigned parity = 0;
-
-  __forceinline__ void advance() {
-    if (++index == stages) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // What the producer tells the consumers of a tile of queries, beside its Q.
 struct ForwardSm90Note {
   unsigned batch, head;
-  int first_q;  // none: there is no more work
+  int first_q;  // row of the tile, a query's, or where joined a query's head's; none: there is no more work
   int len_q, len_k;
   int first_tile, last_tile;  // of keys that some row of the block sees; last < first: none
-  int unused;
+  int turn;                   // split: whose is the last tile, and so the first to be loaded
 
   static constexpr int kNoWork = -1;
 
@@ -63,10 +60,19 @@ struct ForwardSm90Note {
     return p.band.bottom_right ? len_k - len_q : 0;
   }
   template <AttentionForwardSm90Config config>
+  __forceinline__ int rows_of_sequence(const AttentionForwardSm90Params& p) const {
+    return config.joined ? len_q * static_cast<int>(p.group) : len_q;
+  }
+  template <AttentionForwardSm90Config config>
+  static __forceinline__ int query_at(const AttentionForwardSm90Params& p, int row) {
+    return config.joined ? static_cast<int>(p.by_group.quotient(row)) : row;
+  }
+  template <AttentionForwardSm90Config config>
   __forceinline__ KeyRange keys_of(const AttentionForwardSm90Params& p, int first, int rows) const {
-    const int last = min(first + rows, len_q) - 1;
-    if constexpr (!config.banded) return last < first ? KeyRange{0, 0, 0, 0} : KeyRange{0, len_k, 0, len_k};
-    return key_range(p.band, position_offset(p), first, last, len_k);
+    const int last = min(first + rows, rows_of_sequence<config>(p)) - 1;
+    if (last < first) return KeyRange{0, 0, 0, 0};
+    if constexpr (!config.banded) return KeyRange{0, len_k, 0, len_k};
+    return key_range(p.band, position_offset(p), query_at<config>(p, first), query_at<config>(p, last), len_k);
   }
 };
 static_assert(sizeof(ForwardSm90Note) == kNoteBytes);
@@ -75,12 +81,13 @@ template <AttentionForwardSm90Config config>
 struct ForwardSm90Producer {
   static constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
   static constexpr int kPanels = config.narrowest_panel;
+  static constexpr int kAhead = config.split ? config.consumers : 1;  // tiles of K before V
 
   const AttentionForwardSm90Params& p;
   unsigned shared;
-  Stage<config.q_stages> q_use = {};
-  Stage<config.stages> k_use = {}, v_use = {};
-  Stage<kNotes> notes = {};
+  Ring<config.q_stages> q_use = {};
+  Ring<config.stages> k_use = {}, v_use = {};
+  Ring<kNotes> notes = {};
 
   // All panels of `rows` rows from `row` on.
   template <int rows, int dim>
@@ -100,6 +107,17 @@ struct ForwardSm90Producer {
     barrier_wait_parity(shared + kAt.q_empty + q_use.index * kBarrierBytes, q_use.parity ^ 1);
     return shared + kAt.q_full + q_use.index * kBarrierBytes;
   }
+  // Joined, the map has heads on its second axis and queries on its third, and a box has all heads of a group.
+  __forceinline__ void load_q(const ForwardSm90Note& note, unsigned full, const RowOrigin& origin) {
+    const unsigned destination = shared + kAt.q + q_use.index * kAt.q_stage;
+    const int head = static_cast<int>(note.head);
+    if constexpr (config.joined) {
+      const int query = origin.y + ForwardSm90Note::query_at<config>(p, note.first_q);
+      load<block_q_of(config), config.dim_qk>(destination, p.q, full, head, query, {0, origin.z});
+    } else {
+      load<block_q_of(config), config.dim_qk>(destination, p.q, full, note.first_q, head, origin);
+    }
+  }
   __forceinline__ void load_k(int tile, int head, const RowOrigin& origin) {
     const unsigned full = shared + kAt.k_full + k_use.index * kBarrierBytes;
     barrier_wait_parity(shared + kAt.k_empty + k_use.index * kBarrierBytes, k_use.parity ^ 1);
@@ -115,26 +133,23 @@ struct ForwardSm90Producer {
     v_use.advance();
   }
 
-  static __forceinline__ RowOrigin origin_of(const int* cu_seqlens, int longest, int length, unsigned batch) {
-    return cu_seqlens ? row_origin(longest, length, cu_seqlens[batch]) : RowOrigin{0, static_cast<int>(batch)};
-  }
-
   // Tiles of its own, or by tickets from a counter, the next one drawn while the present one is loaded.
   __forceinline__ unsigned next_index(unsigned round) {
     return config.tickets ? gridDim.x + atomicAdd(p.ticket, 1u) : own_index(round, blockIdx.x, gridDim.x);
   }
 
   __forceinline__ ForwardSm90Note note_of(unsigned index) const {
-    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.heads_q, p.together);
+    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.by_heads, p.together);
     ForwardSm90Note note = {};
     note.batch = item.batch;
-    note.head = item.head;
-    note.first_q = static_cast<int>(item.q_tile) * block_q_of(config);
+    note.head = config.joined ? item.head * p.group : item.head;
+    note.first_q = static_cast<int>(p.q_tiles - 1 - item.tile) * block_q_of(config);
     note.len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     note.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
     const KeyRange keys = note.keys_of<config>(p, note.first_q, block_q_of(config));
     note.first_tile = keys.first_tile(config.block_k);
     note.last_tile = keys.last_tile(config.block_k);
+    if constexpr (config.split) note.turn = k_use.index % config.consumers;
     return note;
   }
   __forceinline__ void write(const ForwardSm90Note& note) {
@@ -145,10 +160,28 @@ struct ForwardSm90Producer {
     notes.advance();
   }
 
-  __forceinline__ void run() {
+  __forceinline__ void init_barriers() const {
+    constexpr unsigned kWarps = config.consumers * 4;
+    constexpr unsigned kWarpsOfPlace = config.split ? 4 : kWarps;  // of K or V
+    for (int i = 0; i < config.q_stages; ++i) {
+      barrier_init(shared + kAt.q_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps * 32);
+    }
+    for (int i = 0; i < config.stages; ++i) {
+      barrier_init(shared + kAt.k_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.k_empty + i * kBarrierBytes, kWarpsOfPlace);
+      barrier_init(shared + kAt.v_full + i * kBarrierBytes, 1);
+      barrier_init(shared + kAt.v_empty + i * kBarrierBytes, kWarpsOfPlace);
+    }
+    barrier_init_done();
+  }
+  __forceinline__ void prefetch_maps() const {
     prefetch_map(p.q.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
     prefetch_map(p.k.by_width[map_index(panel_at(config.dim_qk, kPanels, 0).width)]);
     prefetch_map(p.v.by_width[map_index(panel_at(config.dim_v, kPanels, 0).width)]);
+  }
+
+  __forceinline__ void run() {
     unsigned index = blockIdx.x;
     for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
       const ForwardSm90Note note = note_of(index);
@@ -160,18 +193,15 @@ struct ForwardSm90Producer {
         q_use.advance();
         continue;
       }
-      const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, note.len_q, note.batch);
-      const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, note.len_k, note.batch);
-      const int head = static_cast<int>(note.head / p.group);
-      load<block_q_of(config), config.dim_qk>(shared + kAt.q + q_use.index * kAt.q_stage, p.q, q_full, note.first_q,
-                                              static_cast<int>(note.head), q_origin);
+      const RowOrigin q_origin = row_origin(p.cu_seqlens_q, note.batch, p.seq_q, note.len_q);
+      const RowOrigin k_origin = row_origin(p.cu_seqlens_k, note.batch, p.seq_k, note.len_k);
+      const int head = static_cast<int>(p.by_group.quotient(note.head));
+      load_q(note, q_full, q_origin);
       q_use.advance();
-      load_k(note.last_tile, head, k_origin);
-      for (int tile = note.last_tile; tile > note.first_tile; --tile) {
-        load_k(tile - 1, head, k_origin);
-        load_v(tile, head, k_origin);
+      for (int tile = note.last_tile + kAhead; tile >= note.first_tile; --tile) {
+        if (tile - kAhead >= note.first_tile) load_k(tile - kAhead, head, k_origin);
+        if (tile <= note.last_tile) load_v(tile, head, k_origin);
       }
-      load_v(note.first_tile, head, k_origin);
     }
     ForwardSm90Note end = {};
     end.first_q = ForwardSm90Note::kNoWork;
@@ -190,16 +220,20 @@ struct ForwardSm90Consumer {
   static constexpr int kValueTiles = config.dim_v / 8;
   static constexpr int kQkSteps = (config.dim_qk + 15) / 16;
   static constexpr int kPvSteps = config.block_k / 16;
-  static constexpr int kFirstTurn = 1;  // named barrier of consumer 0's turn
+  static constexpr int kStep = config.split ? config.consumers : 1;  // from one tile of keys to the next
+  // Named barriers.
+  static constexpr int kFirstTurn = 1;  // consumer 0's turn; the others' follow
+  static constexpr int kPartsLeft = 4;
+  static constexpr int kPartsRead = 5;
 
   const AttentionForwardSm90Params& p;
   unsigned shared;
   int consumer;  // the same in all lanes, and the compiler knows
   int lane, warp;
 
-  Stage<config.q_stages> q_use = {};
-  Stage<config.stages> k_use = {}, v_use = {};
-  Stage<kNotes> notes = {};
+  Ring<config.q_stages> q_use = {};
+  Ring<config.stages, kStep> k_use = {config.split ? consumer : 0}, v_use = k_use;
+  Ring<kNotes> notes = {};
 
   // Of the tile of queries whose scores are being made.
   int first_q = 0;  // of this consumer
@@ -212,8 +246,9 @@ struct ForwardSm90Consumer {
   float output[kValueTiles * 4];  // [tile of 8 columns][value of a lane]
   OnlineSoftmax<kKeyTiles, config.polynomial> softmax = {};
 
+  __forceinline__ int first_row() const { return config.split ? 0 : consumer * kConsumerRows; }  // in the tile
   __forceinline__ int row_of(int half) const { return warp * 16 + half * 8 + lane / 4; }
-  __forceinline__ int query_of(int half) const { return first_q + row_of(half); }
+  __forceinline__ int query_of(int half) const { return ForwardSm90Note::query_at<config>(p, first_q + row_of(half)); }
 
   __forceinline__ void wait(int barriers, int index, unsigned parity) {
     barrier_wait_parity(shared + barriers + index * kBarrierBytes, parity);
@@ -245,8 +280,8 @@ struct ForwardSm90Consumer {
     wgmma_commit();
   }
   __forceinline__ void issue_score_step(int step, const Panel& panel, unsigned q_tile, unsigned k_tile) {
-    const unsigned from_q = q_tile + panel_offset(panel, block_q_of(config)) +
-                            static_cast<unsigned>(consumer * kConsumerRows * panel.width) * 2;
+    const unsigned from_q =
+        q_tile + panel_offset(panel, block_q_of(config)) + static_cast<unsigned>(first_row() * panel.width) * 2;
     const unsigned from_k = k_tile + panel_offset(panel, config.block_k);
     const unsigned within = (step * 16 - panel.column) * 2;
     const auto issue = [&](const MatrixDescriptor& q, const MatrixDescriptor& k) {
@@ -360,8 +395,8 @@ struct ForwardSm90Consumer {
         unsigned q[2], k[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          q[i] = load_shared_4(q_tile + offset_in_tile(consumer * kConsumerRows + row_of(i), column, block_q_of(config),
-                                                       config.dim_qk, kPanels));
+          q[i] = load_shared_4(
+              q_tile + offset_in_tile(first_row() + row_of(i), column, block_q_of(config), config.dim_qk, kPanels));
           k[i] = load_shared_4(
               k_tile + offset_in_tile(n * 8 + lane % 4 * 2 + i, column, config.block_k, config.dim_qk, kPanels));
         }
@@ -389,7 +424,7 @@ struct ForwardSm90Consumer {
   }
 
   // What this consumer has to do of a tile of queries: of the tiles of keys from last to first, those that its rows see
-  // something of. All of the block's pass by.
+  // something of. All of the block's pass by. Split, it is every kStep-th tile from last on, and no other passes by.
   struct Share {
     int block_first, block_last;
     int first, last;
@@ -409,14 +444,18 @@ struct ForwardSm90Consumer {
   }
 
   __forceinline__ Share share_of(const ForwardSm90Note& note) {
-    first_q = note.first_q + consumer * kConsumerRows;
+    first_q = note.first_q + first_row();
     len_k = note.len_k;
     position_offset = note.position_offset(p);
     if constexpr (config.general) {
       slope = p.alibi_slopes ? p.alibi_slopes[note.batch * p.alibi_batch_stride + note.head] : 0.0f;
     }
     Share share{note.first_tile, note.last_tile, 0, -1, note.keys_of<config>(p, first_q, kConsumerRows)};
-    if (note.has_keys()) {
+    if constexpr (config.split) {
+      const int after_turn = consumer < note.turn ? consumer + config.consumers - note.turn : consumer - note.turn;
+      share.first = note.first_tile;
+      share.last = share.block_last = note.last_tile - after_turn;
+    } else if (note.has_keys()) {
       share.first = share.keys.first_tile(config.block_k);
       share.last = share.keys.last_tile(config.block_k);
     }
@@ -436,15 +475,15 @@ struct ForwardSm90Consumer {
     }
   }
   __forceinline__ void release_q() {
-    __syncwarp();  // every lane has read the notes before, whose places this may free
-    release(kAt.q_empty, q_use.index);
+    // Every lane for itself: it has read the notes before, whose places this may free.
+    barrier_arrive(shared + kAt.q_empty + q_use.index * kBarrierBytes);
     q_use.advance();
   }
 
   // O and the row sums over a share's keys. The last product of O is in flight when it returns.
   __forceinline__ void attend(const Share& share) {
     wgmma_wait<0>();
-    for (int tile = share.last;; --tile) {
+    for (int tile = share.last;; tile -= kStep) {
       wgmma_done(scores);
       const bool grown = softmax_of(tile, share.keys);
       release(kAt.k_empty, k_use.index);
@@ -459,7 +498,7 @@ struct ForwardSm90Consumer {
         }
       }
       pack_weights();
-      if (tile == share.first) break;
+      if (tile - kStep < share.first) break;
       take_turn();
       wgmma_fence();
       issue_scores();
@@ -478,6 +517,41 @@ struct ForwardSm90Consumer {
     v_use.advance();
   }
 
+  // Split, of this thread's values: where consumer `of`, not the first, leaves them for the first one. Side by side for
+  // the threads, so that no two of a warp meet in a bank.
+  __forceinline__ unsigned part_of(int of) const {
+    return shared + kAt.parts + (of - 1) * kAt.part + (warp * 32 + lane) * 16;
+  }
+  __forceinline__ void leave_part() {
+    barrier_wait(kPartsRead, config.consumers * kWarpgroup);  // of the tile of queries before
+    const unsigned part = part_of(consumer);
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      const float* const o = output + n * 4;
+      store_shared_floats(part + n * kWarpgroup * 16, o[0], o[1], o[2], o[3]);
+    }
+    store_shared_floats(part + kValueTiles * kWarpgroup * 16, softmax.reference[0], softmax.reference[1],
+                        softmax.row_sum[0], softmax.row_sum[1]);
+    barrier_arrive(kPartsLeft, config.consumers * kWarpgroup);
+  }
+  __forceinline__ void add_parts() {
+    barrier_wait(kPartsLeft, config.consumers * kWarpgroup);
+#pragma unroll 1  // one part at a time has registers
+    for (int of = 1; of < config.consumers; ++of) {
+      float rows[4], mine[2], theirs[2];
+      load_shared_floats(rows, part_of(of) + kValueTiles * kWarpgroup * 16);
+      softmax.take_in({rows[0], rows[1]}, {rows[2], rows[3]}, mine, theirs);
+#pragma unroll
+      for (int n = 0; n < kValueTiles; ++n) {
+        float other[4];
+        load_shared_floats(other, part_of(of) + n * kWarpgroup * 16);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) output[n * 4 + i] = output[n * 4 + i] * mine[i / 2] + other[i] * theirs[i / 2];
+      }
+    }
+    barrier_arrive(kPartsRead, config.consumers * kWarpgroup);
+  }
+
   // Divides by the row sums and writes O and LSE. A quad's lanes hold a row in pieces of two columns; they exchange
   // them so that each lane has 8 columns, 16 bytes, of one of four neighbouring tiles, and a quad writes 64 bytes.
   __forceinline__ void store(const ForwardSm90Note& of) {
@@ -486,9 +560,11 @@ struct ForwardSm90Consumer {
     for (int half = 0; half < 2; ++half) {
       const float sum = softmax.total(half);
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      const int query = of.first_q + consumer * kConsumerRows + row_of(half);
+      const int row = of.first_q + first_row() + row_of(half);
+      const int query = ForwardSm90Note::query_at<config>(p, row);
+      const int head = config.joined ? row - query * static_cast<int>(p.group) : 0;  // from of.head on
       if (p.lse && lane % 4 == 0 && query < of.len_q) {
-        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, of.batch, of.head) + query] =
+        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, of.batch, of.head + head) + query] =
             sum == 0.0f ? -infinity() : softmax.log_of(sum, half);
       }
 #pragma unroll
@@ -500,29 +576,17 @@ struct ForwardSm90Consumer {
           const float* const pair = output + (n + j) * 4 + half * 2;
           words.word[j] = pack<kType>(pair[0] * inverse, pair[1] * inverse);
         }
-        transpose_quad(words);
+        transpose_quad(words.word, lane);
         if (query < of.len_q && n + lane % 4 < kValueTiles) {
-          store_16(out + query * p.o_strides.seq + (n + lane % 4) * 8, words);
+          store_16(out + head * p.o_strides.head + query * p.o_strides.seq + (n + lane % 4) * 8, words);
         }
-      }
-    }
-  }
-  // Lane t of a quad has word t of four chunks, and gets the four words of chunk t.
-  __forceinline__ void transpose_quad(Words4& w) const {
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2) {
-      const bool upper = (lane & bit) != 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (j & bit) continue;
-        const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? w.word[j] : w.word[j + bit], bit);
-        (upper ? w.word[j] : w.word[j + bit]) = other;
       }
     }
   }
 
   __forceinline__ void run() {
     if (consumer == config.consumers - 1) pass_turn();  // the first turn is consumer 0's
+    if (config.split && consumer == 0) barrier_arrive(kPartsRead, config.consumers * kWarpgroup);  // there are none yet
     softmax.scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
     int unstored = -1;       // place of the note of the tile whose O is here
     bool in_flight = false;  // O's last product, which holds V
@@ -543,7 +607,7 @@ struct ForwardSm90Consumer {
       } else {
         settle<0>(in_flight);
       }
-      if (unstored >= 0) store(read_note(unstored));
+      if (unstored >= 0) finish(read_note(unstored));
       if (!more) break;
       softmax.reset();
 #pragma unroll
@@ -560,6 +624,13 @@ struct ForwardSm90Consumer {
       notes.advance();
     }
   }
+  __forceinline__ void finish(const ForwardSm90Note& note) {
+    if constexpr (config.split) {
+      if (consumer > 0) return leave_part();
+      add_parts();
+    }
+    store(note);
+  }
   // Waits for O's last product, where there is one; `behind` products were issued after it.
   template <int behind>
   __forceinline__ void settle(bool& in_flight) {
@@ -574,39 +645,29 @@ template <AttentionForwardSm90Config config>
 __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p) {
   static_assert(config.consumers >= 1 && config.consumers <= 3 && config.stages >= 2);
   static_assert(config.blocks >= 1 && (config.blocks == 1 || config.consumers == 1));
+  static_assert(!config.split || (config.consumers > 1 && config.stages % config.consumers == 0 && !config.ping_pong));
   static_assert(config.q_stages == 1 || config.q_stages == 2);
+  static_assert(!config.joined || !config.general);  // slopes are a head's
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
   // One consumer alone on an SM: each thread may have as many registers as it can name from the start.
-  constexpr bool kSplit = config.consumers * config.blocks > 1;
+  constexpr bool kMovesRegisters = config.consumers * config.blocks > 1;
   constexpr RegisterSplit kRegisters = register_split(config);
-  constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
+  constexpr int kBarriersAreThere = 0;  // a named barrier; those who load do not wait for the others
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);
-  if (threadIdx.x == 0) {
-    constexpr unsigned kWarps = config.consumers * 4;
-    for (int i = 0; i < config.q_stages; ++i) {
-      barrier_init(shared + kAt.q_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.q_empty + i * kBarrierBytes, kWarps);
-    }
-    for (int i = 0; i < config.stages; ++i) {
-      barrier_init(shared + kAt.k_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.k_empty + i * kBarrierBytes, kWarps);
-      barrier_init(shared + kAt.v_full + i * kBarrierBytes, 1);
-      barrier_init(shared + kAt.v_empty + i * kBarrierBytes, kWarps);
-    }
-    barrier_init_done();
-  }
-  __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
-    if constexpr (kSplit) give_registers<kRegisters.producer>();
-    if (threadIdx.x == 0) {
-      ForwardSm90Producer<config> producer{p, shared};
-      producer.run();
-    }
+    ForwardSm90Producer<config> producer{p, shared};
+    if (threadIdx.x == 32) producer.prefetch_maps();  // by a warp that has nothing else to do
+    if (threadIdx.x == 0) producer.init_barriers();
+    __syncwarp();
+    barrier_arrive(kBarriersAreThere, threads_of(config));
+    if constexpr (kMovesRegisters) give_registers<kRegisters.producer>();
+    if (threadIdx.x == 0) producer.run();
   } else {
-    if constexpr (kSplit) take_registers<kRegisters.consumer>();
+    barrier_wait(kBarriersAreThere, threads_of(config));
+    if constexpr (kMovesRegisters) take_registers<kRegisters.consumer>();
     ForwardSm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
                                          static_cast<int>(threadIdx.x) % kWarpgroup / 32};
     consumer.run();

@@ -6,6 +6,7 @@
 #include "contract/band.h"
 #include "contract/tensor_map.h"
 #include "contract/types.h"
+#include "contract/work_order.h"
 
 namespace tessera {
 
@@ -155,23 +156,6 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   return tile;
 }
 
-// Which keys a block owns. Of the `columns` = batch x heads_kv, as many as `together` are worked on at a time, so that
-// their Q, dO and dQ stay in the L2 cache; among those the first keys first, which the most queries see where the mask
-// is causal.
-struct BackwardSm90Item {
-  unsigned batch;
-  unsigned head;
-  unsigned k_tile;
-};
-constexpr BackwardSm90Item backward_sm90_item(unsigned index, unsigned k_tiles, unsigned columns, unsigned heads_kv,
-                                              unsigned together) {
-  const unsigned first = index / (together * k_tiles) * together;
-  const unsigned width = columns - first < together ? columns - first : together;
-  const unsigned within = index - first * k_tiles;
-  const unsigned column = first + within % width;
-  return {column / heads_kv, column % heads_kv, within / width};
-}
-
 // Tiles of queries that see some of the keys from first_k to last_k: `count` from `first` on.
 struct QueryTiles {
   int first;
@@ -205,10 +189,11 @@ struct alignas(64) AttentionBackwardSm90Params {
   int seq_q;               // the longest sequence's, where packed
   int seq_k;
   unsigned heads_q;
-  unsigned group;     // query heads that share a key head
-  unsigned k_tiles;   // of the longest sequence
-  unsigned columns;   // heads of all sequences: B Hkv
-  unsigned together;  // of them, how many are worked on together
+  unsigned group;    // query heads that share a key head
+  unsigned k_tiles;  // of the longest sequence
+  unsigned columns;  // heads of all sequences: B Hkv
+  Divisor together;  // of them, how many are worked on together: their Q, dO and dQ's sums fit the L2 cache
+  Divisor by_heads;  // Hkv
   Band band;
   float scale;  // above 0
 };

@@ -5,6 +5,7 @@
 #include "contract/band.h"
 #include "contract/tensor_map.h"
 #include "contract/types.h"
+#include "contract/work_order.h"
 
 namespace tessera {
 
@@ -12,13 +13,15 @@ struct AttentionForwardSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int consumers;        // warpgroups of 64 query rows each, 1 to 3; one more loads
+  int consumers;        // warpgroups of 64 query rows, 1 to 3; one more loads
   int block_k;          // keys of a step
-  int stages;           // of K and of V, 2 or more
+  int stages;           // of K and of V, 2 or more; split: a multiple of the consumers
   int q_stages;         // of Q: 2 to load the next tile's ahead
   int blocks;           // on an SM at a time: 1, or several of one consumer
   int narrowest_panel;  // 64 or 16: what fills up the last columns of a tile (contract/tensor_map.h)
-  bool ping_pong;       // consumers take turns on the tensor cores
+  bool joined;          // rows of a tile are all query heads of a key head, query by query
+  bool split;           // the consumers have the same 64 rows, and deal its tiles of keys out among them
+  bool ping_pong;       // consumers take turns on the tensor cores; not where split
   int polynomial;       // of 8 exponentials, how many the FMA units compute
   bool tickets;         // blocks draw their tiles from a counter, else each has its own
   bool banded;          // causal or a window: some tiles are skipped and some masked
@@ -36,6 +39,8 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
   visit("q_stages", config.q_stages);
   visit("blocks", config.blocks);
   visit("narrowest_panel", config.narrowest_panel);
+  visit("joined", config.joined);
+  visit("split", config.split);
   visit("ping_pong", config.ping_pong);
   visit("polynomial", config.polynomial);
   visit("tickets", config.tickets);
@@ -46,7 +51,9 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
 constexpr int kWarpgroup = 128;
 constexpr int kConsumerRows = 64;
 
-constexpr int block_q_of(const AttentionForwardSm90Config& config) { return config.consumers * kConsumerRows; }
+constexpr int block_q_of(const AttentionForwardSm90Config& config) {
+  return (config.split ? 1 : config.consumers) * kConsumerRows;
+}
 constexpr int threads_of(const AttentionForwardSm90Config& config) { return (config.consumers + 1) * kWarpgroup; }
 
 // Registers of a producer's and of a consumer's thread. A block starts with the same number for all, and the producer
@@ -57,7 +64,7 @@ struct RegisterSplit {
 };
 constexpr RegisterSplit register_split(const AttentionForwardSm90Config& config) {
   const int at_start = 65536 / config.blocks / threads_of(config) / 8 * 8;
-  const int producer = config.blocks > 2 ? 24 : config.consumers == 3 ? 32 : 40;
+  const int producer = config.blocks > 2 ? 24 : config.consumers == 3 && !config.split ? 32 : 40;
   return {producer, (at_start * (config.consumers + 1) - producer) / config.consumers / 8 * 8};
 }
 
@@ -74,6 +81,8 @@ struct ForwardSm90Layout {
   int k_stage;  // bytes
   int v;        // [stages][block_k, dim_v]
   int v_stage;  // bytes
+  int parts;    // split: [consumers - 1][dim_v / 8 + 1][kWarpgroup] x 16 bytes, what each has for the first to add
+  int part;     // bytes
   int q_full;   // [q_stages] barriers: Q is there
   int q_empty;  // [q_stages] Q is used up
   int k_full;   // [stages]
@@ -92,7 +101,9 @@ constexpr ForwardSm90Layout forward_sm90_layout(const AttentionForwardSm90Config
   at.q_stage = tile_bytes(block_q_of(config), config.dim_qk, config.narrowest_panel);
   at.k = config.q_stages * at.q_stage;
   at.v = at.k + config.stages * at.k_stage;
-  at.q_full = at.v + config.stages * at.v_stage;
+  at.parts = at.v + config.stages * at.v_stage;
+  at.part = (config.dim_v / 8 + 1) * kWarpgroup * 16;
+  at.q_full = at.parts + (config.split ? config.consumers - 1 : 0) * at.part;
   at.q_empty = at.q_full + 8 * config.q_stages;
   at.k_full = at.q_empty + 8 * config.q_stages;
   at.k_empty = at.k_full + 8 * config.stages;
@@ -132,6 +143,16 @@ constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool ge
   return {1, 64, 3, 2, 3, 64};
 }
 
+// For fewer tiles of 64 queries than SMs: consumers that share them (split), with two places each. consumers 0: there
+// is none.
+constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (dim <= 64) return {3, 64, 6, 2, 1, 64};
+  if (dim <= 96 && !general) return {3, 64, 6, 1, 1, 16};
+  if (dim <= 128) return {2, general ? 64 : 80, 4, 1, 1, 64};
+  return {};
+}
+
 struct alignas(64) AttentionForwardSm90Params {
   PanelMaps q;  // boxes of block_q rows
   PanelMaps k;  // boxes of block_k rows
@@ -148,10 +169,12 @@ struct alignas(64) AttentionForwardSm90Params {
   int seq_q;  // the longest sequence's, where packed
   int seq_k;
   unsigned heads_q;
-  unsigned group;     // query heads that share a key head
-  unsigned q_tiles;   // of the longest sequence
-  unsigned columns;   // heads of all sequences: B Hq
-  unsigned together;  // of them, how many are worked on together: their K and V fit the L2 cache
+  unsigned group;    // query heads that share a key head
+  unsigned q_tiles;  // of the longest sequence
+  unsigned columns;  // heads of all sequences: B Hq
+  Divisor together;  // of them, how many are worked on together: their K and V fit the L2 cache
+  Divisor by_heads;  // of a sequence's columns: Hq, or Hkv where joined
+  Divisor by_group;
   Band band;
   float scale;
   float softcap;  // 0: none
@@ -165,5 +188,9 @@ struct RowOrigin {
   int z;
 };
 constexpr RowOrigin row_origin(int longest, int length, int begin) { return {longest - length, begin + length}; }
+// cu_seqlens: null where not packed.
+constexpr RowOrigin row_origin(const int* cu_seqlens, unsigned batch, int longest, int length) {
+  return cu_seqlens ? row_origin(longest, length, cu_seqlens[batch]) : RowOrigin{0, static_cast<int>(batch)};
+}
 
 }  // namespace tessera

@@ -1,25 +1,50 @@
-// Which tiles of queries a persistent block takes, one after the other, and the keys that each needs.
+// Which tiles blocks take, in what order, and the keys that a tile of queries needs.
 #pragma once
 
 #include "contract/band.h"
 
 namespace tessera {
 
+// Division of numbers below 2^31 by a product and a shift: before anything can be loaded, a block divides three times,
+// and that is time that a small problem feels.
+struct Divisor {
+  unsigned by;
+  unsigned multiplier;
+  unsigned shift;
+
+  constexpr unsigned quotient(unsigned dividend) const {
+    if (by == 1) return dividend;
+    return static_cast<unsigned>(static_cast<unsigned long long>(dividend) * multiplier >> 32) >> shift;
+  }
+};
+// by: 1 to 2^31. With 2^(s - 1) < by <= 2^s the multiplier is 2^(31 + s) / by, rounded up by less than one; the
+// quotient is then too large by less than dividend / 2^(31 + s), too little to reach the next number.
+constexpr Divisor divisor(unsigned by) {
+  unsigned s = 0;
+  while (1ull << s < by) ++s;
+  if (s == 0) return {by, 0, 0};
+  return {by, static_cast<unsigned>(((1ull << (31 + s)) + by - 1) / by), s - 1};
+}
+
 struct WorkItem {
   unsigned batch;
   unsigned head;
-  unsigned q_tile;
+  unsigned tile;
 };
 
-// Tiles in the order they are taken. Of the `columns` = batch x heads_q, as many as `together` are worked on at a time,
-// so that their keys and values stay in the L2 cache; among those the last queries first, since they see the most keys
-// where the mask is causal.
-constexpr WorkItem work_item(unsigned index, unsigned q_tiles, unsigned columns, unsigned heads_q, unsigned together) {
-  const unsigned first = index / (together * q_tiles) * together;
-  const unsigned width = columns - first < together ? columns - first : together;
-  const unsigned within = index - first * q_tiles;
-  const unsigned column = first + within % width;
-  return {column / heads_q, column % heads_q, q_tiles - 1 - within / width};
+// Tiles of a head's queries, or of its keys, in the order they are taken. Of the `columns` = batch x heads, as many as
+// `together` are worked on at a time, so that what their tiles share stays in the L2 cache; among those, tile 0 of each
+// first. Where the mask is causal, that is to be the longest: the last queries, the first keys.
+constexpr WorkItem work_item(unsigned index, unsigned tiles, unsigned columns, const Divisor& heads,
+                             const Divisor& together) {
+  const unsigned at_a_time = together.by * tiles;
+  const unsigned first = index < at_a_time ? 0 : index / at_a_time * together.by;
+  const unsigned width = columns - first < together.by ? columns - first : together.by;
+  const unsigned within = index - first * tiles;
+  const unsigned row = width == together.by ? together.quotient(within) : within / width;
+  const unsigned column = first + within - row * width;
+  const unsigned batch = heads.quotient(column);
+  return {batch, column - batch * heads.by, row};
 }
 
 // A block's own tiles, there and back: of tiles that get shorter, each block then has long and short ones.

@@ -10,8 +10,12 @@ constexpr int kBarrierBytes = 8;
 __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// By the thread that initialised, before a barrier of the block: the copy engine sees the barriers too.
-__forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// By the thread that initialised: from here on it may give the barriers to the copy engine. The other threads of the
+// block see them after a barrier of the block.
+__forceinline__ void barrier_init_done() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 __forceinline__ void barrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -61,6 +61,16 @@ __forceinline__ Words4 load_shared_16(unsigned address) {
 __forceinline__ void load_shared_floats(float (&v)[2], unsigned address) {  // address: a multiple of 8
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(address) : "memory");
 }
+__forceinline__ void load_shared_floats(float (&v)[4], unsigned address) {  // address: a multiple of 16
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(address)
+               : "memory");
+}
+__forceinline__ void store_shared_floats(unsigned address, float v0, float v1, float v2, float v3) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v0), "f"(v1), "f"(v2), "f"(v3)
+               : "memory");
+}
 __forceinline__ unsigned load_shared_4(unsigned address) {
   unsigned v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");

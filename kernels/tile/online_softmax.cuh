@@ -17,9 +17,11 @@ template <int tiles, int polynomial>
 struct OnlineSoftmax {
   using Scores = float[tiles * 4];
 
-  static constexpr float kSlack = 8.0f;         // the reference follows a maximum that exceeds it by 2^kSlack
-  static constexpr float kTooLarge = 32768.0f;  // of a sum of probabilities; fp16 ends at 65504
-  static constexpr float kLost = 1e38f;         // the sum may hold an infinity, and the score behind it is gone
+  static constexpr float kSlack = 8.0f;          // the reference follows a maximum that exceeds it by 2^kSlack
+  static constexpr float kTooLarge = 32768.0f;   // of a sum of probabilities; fp16 ends at 65504
+  static constexpr float kExactShift = 1 << 12;  // below, added to a logarithm, it costs less than 16 bits round off
+  static constexpr float kLost = 1e38f;          // the sum may hold an infinity, and the score behind it is gone
+  static constexpr float kLargeShift = 1 << 24;  // its rounding may be more than one
 
   float scale_log2 = 0;  // of a score, to units of exp2
   float reference[2];    // in units of scores; -inf before any key
@@ -48,6 +50,19 @@ struct OnlineSoftmax {
     return maximum_first(scores);
   }
 
+  // Takes in the rows of another, who saw other keys. What either summed before is to be scaled with mine and theirs.
+  __forceinline__ void take_in(const float (&other_reference)[2], const float (&other_sum)[2], float (&mine)[2],
+                               float (&theirs)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float next = fmaxf(reference[half], other_reference[half]);
+      mine[half] = factor_between(reference[half], next);
+      theirs[half] = factor_between(other_reference[half], next);
+      reference[half] = next;
+      row_sum[half] = row_sum[half] * mine[half] + other_sum[half] * theirs[half];
+    }
+  }
+
   // Over all lanes of the row.
   __forceinline__ float total(int half) const {
     float sum = row_sum[half];
@@ -62,6 +77,16 @@ struct OnlineSoftmax {
   // The reference in units of exp2. A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
   __forceinline__ float shift_of(int half) const {
     return reference[half] == -infinity() ? 0.0f : reference[half] * scale_log2;
+  }
+
+  // From probabilities by one reference to those by another that is not less. They were made with a rounded shift,
+  // unless that is large, and rounded in the same way it leaves. Both -inf: nothing to scale.
+  __forceinline__ float factor_between(float from, float to) const {
+    if (from == to) return 1.0f;
+    const float shift = __fmul_rn(from, scale_log2);
+    const float next = __fmul_rn(to, scale_log2);
+    const bool rounded = fabsf(shift) < kLargeShift && fabsf(next) < kLargeShift;
+    return fast_exp2(rounded ? shift - next : (from - to) * scale_log2);
   }
 
   // False, and row_sum as it was, if a probability of the warp is too large.
@@ -80,9 +105,9 @@ struct OnlineSoftmax {
     return true;
   }
 
-  // Scores from their exponentials; false if some are beyond that.
+  // Scores from their exponentials; false if some are beyond that, or the shift would round off too much of them.
   __forceinline__ bool restore(Scores& scores) const {
-    bool lost = false;
+    bool lost = !(fabsf(shift_of(0)) < kExactShift && fabsf(shift_of(1)) < kExactShift);
 #pragma unroll
     for (int i = 0; i < tiles * 4; ++i) lost |= !(scores[i] < kLost);
     if (polynomial > 0 || __any_sync(0xffffffffu, lost)) return false;
@@ -110,8 +135,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float next = fmaxf(reference[half], largest[half]);
-        // Both -inf: no key seen yet, and nothing to scale.
-        decay[half] = next == -infinity() ? 1.0f : fast_exp2((reference[half] - next) * scale_log2);
+        decay[half] = factor_between(reference[half], next);
         reference[half] = next;
         row_sum[half] *= decay[half];
       }
@@ -120,7 +144,7 @@ struct OnlineSoftmax {
     // adds is the same for all scores of a row and leaves with the row sum; only where it could be more than one, and 2
     // to its power overflow, is the reference taken out before the product.
     float shift[2] = {shift_of(0), shift_of(1)};
-    const bool large = !(fabsf(shift[0]) < (1 << 24) && fabsf(shift[1]) < (1 << 24));
+    const bool large = !(fabsf(shift[0]) < kLargeShift && fabsf(shift[1]) < kLargeShift);
     const bool unseen = reference[0] == -infinity() || reference[1] == -infinity();
     settled = !__any_sync(0xffffffffu, large || unseen);
     if (!settled && __any_sync(0xffffffffu, large)) {

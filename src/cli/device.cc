@@ -218,9 +218,7 @@ class CudaDevice final : public Device {
 }  // namespace
 
 std::string arch_code_in_force(const std::string& arch_code) {
-  if (!arch_code.empty()) return arch_code;
-  const char* const asked = std::getenv("TESSERA_CODE_ARCH");
-  return asked != nullptr && *asked != '\0' ? asked : "native";
+  return arch_code.empty() ? cuda::code_arch_in_environment() : arch_code;
 }
 
 Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const std::string& arch_code) {

@@ -90,7 +90,8 @@ std::string short_text(const select::ForwardConfig& config) {
     return fmt::format("portable {}x{} w{}{}", c->block_q, c->block_k, c->warps, c->in_halves ? " halves" : "");
   }
   const auto& c = std::get<AttentionForwardSm90Config>(config);
-  return fmt::format("sm90 {}x{} s{} q{}{}{}{}{}{}", block_q_of(c), c.block_k, c.stages, c.q_stages,
+  return fmt::format("sm90 {}x{} s{} q{}{}{}{}{}{}{}", block_q_of(c), c.block_k, c.stages, c.q_stages,
+                     c.split ? fmt::format(" split{}", c.consumers) : "",
                      c.blocks > 1 ? fmt::format(" {} blocks", c.blocks) : "", c.narrowest_panel == 16 ? " panel16" : "",
                      c.ping_pong ? " ping-pong" : "", c.polynomial > 0 ? fmt::format(" poly{}", c.polynomial) : "",
                      c.tickets ? " tickets" : "");

@@ -358,34 +358,25 @@ std::vector<cases::Case> tuning_checks(const cases::Case& problem) {
   c.distribution = cases::Distribution::kNormal;
   c.sample = 0;
 
-  cases::Case ragged = c;
-  ragged.name = "ragged lengths";
-  ragged.problem.batch = 2;
-  ragged.problem.heads_q = 4;
-  ragged.problem.heads_kv = 2;
-  ragged.problem.seq_q = 197;
-  ragged.problem.seq_k = 333;
-
-  cases::Case packed = c;
-  packed.name = "packed sequences";
+  const auto shaped = [&](const char* name, std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
+                          std::int64_t seq_q, std::int64_t seq_k) {
+    cases::Case shape = c;
+    shape.name = name;
+    shape.problem.batch = batch;
+    shape.problem.heads_q = heads_q;
+    shape.problem.heads_kv = heads_kv;
+    shape.problem.seq_q = seq_q;
+    shape.problem.seq_k = seq_k;
+    return shape;
+  };
+  const cases::Case ragged = shaped("ragged lengths", 2, 4, 2, 197, 333);
+  cases::Case packed = shaped("packed sequences", 5, 4, 2, 211, 300);
   packed.lengths_q = {0, 1, 130, 70, 211};
   packed.lengths_k = {17, 70, 0, 300, 129};
   packed.problem.varlen = true;
-  packed.problem.batch = 5;
-  packed.problem.heads_q = 4;
-  packed.problem.heads_kv = 2;
-  packed.problem.seq_q = 211;
-  packed.problem.seq_k = 300;
   packed.problem.total_q = std::accumulate(packed.lengths_q.begin(), packed.lengths_q.end(), std::int64_t{0});
   packed.problem.total_k = std::accumulate(packed.lengths_k.begin(), packed.lengths_k.end(), std::int64_t{0});
-
-  cases::Case many = c;
-  many.name = "many tiles";
-  many.problem.batch = 2;
-  many.problem.heads_q = 12;
-  many.problem.heads_kv = 4;
-  many.problem.seq_q = 1100;
-  many.problem.seq_k = 900;
+  cases::Case many = shaped("many tiles", 2, 12, 4, 1100, 900);
   many.sample = 12;
   return {ragged, packed, many};
 }

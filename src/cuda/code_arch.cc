@@ -63,11 +63,16 @@ Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch
 
 void set_code_arch(const CodeArch& arch) { chosen.store(arch.own ? kOwn : arch.compute); }
 
-Result<CodeArch> code_arch_of(const DeviceInfo& device) {
+const std::string& code_arch_in_environment() {
   static const std::string asked = [] {
     const char* const text = std::getenv("TESSERA_CODE_ARCH");
     return std::string(text != nullptr && *text != '\0' ? text : "native");
   }();
+  return asked;
+}
+
+Result<CodeArch> code_arch_of(const DeviceInfo& device) {
+  const std::string& asked = code_arch_in_environment();
   const int compute = chosen.load(std::memory_order_relaxed);
   if (compute == kOwn || (compute == kNotSet && asked == "native")) return native_arch(device);
   if (compute != kNotSet) return arch_at(device, compute);

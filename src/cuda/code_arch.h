@@ -27,7 +27,10 @@ Status check_arch_name(const std::string& arch);
 // in the C ABI.
 void set_code_arch(const CodeArch& arch);
 
-// What is in force for a device: what was set, else what TESSERA_CODE_ARCH says, else its own.
+// What TESSERA_CODE_ARCH says, read once; "native" where it says nothing.
+const std::string& code_arch_in_environment();
+
+// What is in force for a device: what was set, else what the environment says.
 Result<CodeArch> code_arch_of(const DeviceInfo& device);
 
 }  // namespace tessera::cuda

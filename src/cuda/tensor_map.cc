@@ -20,7 +20,7 @@ Result<TensorMap> encode_by_driver(const TensorBox& box) {
     return Status(TESSERA_UNSUPPORTED, "the CUDA driver knows no tensor maps; 12.0 or newer is needed");
   }
   TensorMap map = {};
-  const std::uint32_t extents[4] = {box.columns, box.rows, 1, 1};
+  const std::uint32_t extents[4] = {box.columns, box.rows, box.layers, 1};
   const std::uint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result = (*d)->tensor_map_encode(&map, kUint16, 4, reinterpret_cast<void*>(box.address),
                                                   box.extents.data(), box.strides.data(), extents, steps,

@@ -17,6 +17,7 @@ struct TensorBox {
   std::array<std::uint64_t, 3> strides{};  // bytes, of the second axis and on: multiples of 16 below 2^40
   std::uint32_t columns = 0;               // 64, 32 or 16
   std::uint32_t rows = 0;                  // 1 to 256
+  std::uint32_t layers = 1;                // of the third axis, 1 to 256
 
   bool operator==(const TensorBox&) const = default;
 };

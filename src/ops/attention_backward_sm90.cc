@@ -60,7 +60,9 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
   const std::int64_t head_bytes = saturating_product(p.seq_q, params.group, 6 * p.dim_qk + 2 * p.dim_v);
   const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes));
   params.columns = static_cast<unsigned>(columns);
-  params.together = static_cast<unsigned>(ceil_div(columns, std::max<std::int64_t>(1, ceil_div(columns, fit))));
+  params.together =
+      divisor(static_cast<unsigned>(ceil_div(columns, std::max<std::int64_t>(1, ceil_div(columns, fit)))));
+  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv));
   return cuda::Work<AttentionBackwardSm90Params>{params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
 }
 

@@ -16,10 +16,7 @@ Result<cuda::Work<AttentionForwardParams>> forward_work(const AttentionArgs& arg
   }
   AttentionForwardParams params = {};
   fill_inputs(params, args);
-  params.o = args.o.data;
-  params.lse = args.lse.data;
-  params.o_strides = strides_of(args.o);
-  params.lse_strides = strides_of(args.lse);
+  fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   const cuda::Grid grid{static_cast<unsigned>(q_tiles * p.batch * p.heads_q), 1, 1};
   return cuda::Work<AttentionForwardParams>{params, grid};

@@ -22,7 +22,8 @@ Status encode_all(const PanelBoxes& boxes, PanelMaps& maps) {
 
 Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const AttentionForwardSm90Config& config) {
   const AttentionProblem& p = args.problem;
-  auto q = panel_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config), config.narrowest_panel);
+  const std::int64_t joined = config.joined ? p.heads_q / p.heads_kv : 0;
+  auto q = panel_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config), config.narrowest_panel, joined);
   auto k = panel_boxes(args.k, key_extents(p, p.dim_qk), config.block_k, config.narrowest_panel);
   auto v = panel_boxes(args.v, key_extents(p, p.dim_v), config.block_k, config.narrowest_panel);
   for (const auto* boxes : {&q, &k, &v}) {
@@ -36,29 +37,36 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
                                                                  int multiprocessors) {
   constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
   const AttentionProblem& p = args.problem;
-  const std::int64_t q_tiles = ceil_div(p.seq_q, block_q_of(config));
-  const std::int64_t columns = p.batch * p.heads_q;
-  const std::int64_t tiles = saturating_product(q_tiles, p.batch, p.heads_q);
+  const std::int64_t heads_a_key = p.heads_q / p.heads_kv;
+  const std::int64_t heads = config.joined ? p.heads_kv : p.heads_q;
+  const std::int64_t group = config.joined ? 1 : heads_a_key;  // columns that share keys
+  const std::int64_t q_tiles = ceil_div(p.seq_q * (config.joined ? heads_a_key : 1), block_q_of(config));
+  const std::int64_t columns = p.batch * heads;
+  const std::int64_t tiles = saturating_product(q_tiles, p.batch, heads);
   if (tiles > INT_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
   }
-  const std::int64_t group = p.heads_q / p.heads_kv;
   const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, 2);
   AttentionForwardSm90Params params = {};
   fill_problem(params, args);
-  params.o = args.o.data;
-  params.lse = args.lse.data;
-  params.o_strides = strides_of(args.o);
-  params.lse_strides = strides_of(args.lse);
+  fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   params.columns = static_cast<unsigned>(columns);
   // Heads by groups of one size, so that the last one is no short rest that begins with the longest tiles.
   const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes)) * group;
   const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
-  params.together = static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group));
+  params.together =
+      divisor(static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group)));
+  params.by_heads = divisor(static_cast<unsigned>(heads));
+  params.by_group = divisor(params.group);
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.blocks));
   return cuda::Work<AttentionForwardSm90Params>{params, {blocks, 1, 1}};
+}
+
+bool can_join_heads(const AttentionProblem& problem, const AttentionForwardSm90Config& config) {
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  return group > 1 && block_q_of(config) % group == 0 && !config.general;
 }
 
 std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config) {

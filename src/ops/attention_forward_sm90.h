@@ -21,6 +21,9 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
                                                                  const AttentionForwardSm90Config& config,
                                                                  int multiprocessors);
 
+// Whether the query heads of a key head can be the rows of the Config's tiles.
+bool can_join_heads(const AttentionProblem& problem, const AttentionForwardSm90Config& config);
+
 std::size_t forward_sm90_workspace(const AttentionForwardSm90Config& config);
 
 // kernel: loaded from the Config's instance.

@@ -42,6 +42,15 @@ void fill_problem(Params& params, const AttentionArgs& args) {
   params.softcap = p.softcap;
 }
 
+// Of a forward.
+template <class Params>
+void fill_outputs(Params& params, const AttentionArgs& args) {
+  params.o = args.o.data;
+  params.lse = args.lse.data;
+  params.o_strides = strides_of(args.o);
+  params.lse_strides = strides_of(args.lse);
+}
+
 // Of a kernel that reads q, k and v by their addresses.
 template <class Params>
 void fill_inputs(Params& params, const AttentionArgs& args) {

@@ -1,5 +1,7 @@
 #include "ops/panel_boxes.h"
 
+#include <utility>
+
 namespace tessera {
 namespace {
 
@@ -14,7 +16,8 @@ TensorExtents key_extents(const AttentionProblem& p, std::int64_t dim) {
   return {p.batch, p.seq_k, p.heads_kv, dim, p.varlen, p.total_k};
 }
 
-Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel) {
+Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel,
+                               std::int64_t joined) {
   const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
   // The stride of an axis of one does not matter, but must be one that the driver takes.
   const auto stride = [&](std::int64_t extent, std::int64_t elements) {
@@ -33,6 +36,12 @@ Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, 
     const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
     if (before > box.address) return Status(TESSERA_UNSUPPORTED, "sequences are too long for the copy engine");
     box.address -= before;
+  }
+  if (joined > 0) {
+    std::swap(box.extents[1], box.extents[2]);
+    std::swap(box.strides[0], box.strides[1]);
+    box.rows = static_cast<std::uint32_t>(joined);
+    box.layers = static_cast<std::uint32_t>(rows / joined);
   }
   PanelBoxes list;
   const int dim = static_cast<int>(of.dim);

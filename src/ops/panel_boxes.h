@@ -31,7 +31,9 @@ struct TensorExtents {
 TensorExtents query_extents(const AttentionProblem& problem, std::int64_t dim);
 TensorExtents key_extents(const AttentionProblem& problem, std::int64_t dim);
 
-// Boxes of `rows` rows. TESSERA_UNSUPPORTED where a packed tensor has too little memory before it.
-Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel);
+// Boxes of `rows` rows. joined: 0, or heads that a box has of each of its rows / joined queries; heads are then the
+// second axis. TESSERA_UNSUPPORTED where a packed tensor has too little memory before it.
+Result<PanelBoxes> panel_boxes(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel,
+                               std::int64_t joined = 0);
 
 }  // namespace tessera

@@ -107,45 +107,68 @@ std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const
   return std::nullopt;
 }
 
-// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters.
+// Of a column of tiles: queries, or where joined all heads of each.
+std::int64_t rows_of(const AttentionProblem& p, const AttentionForwardSm90Config& config) {
+  return config.joined ? p.seq_q * (p.heads_q / p.heads_kv) : p.seq_q;
+}
+
+ComputedScores computed_scores(const AttentionProblem& p, const AttentionForwardSm90Config& config) {
+  if (!config.joined) return computed_scores(p, block_q_of(config), config.block_k);
+  const auto group = static_cast<int>(p.heads_q / p.heads_kv);
+  const ComputedScores one = computed_scores(p, block_q_of(config) / group, config.block_k);
+  return {one.all * group, one.of_longest * group};
+}
+
+// Microseconds, about: measured on an H200 and scaled by the head dim; only their order matters. What is said of split
+// tiles is estimated.
 double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Config& config, const Device& device,
                          const ComputedScores& computed) {
-  constexpr double kEachTile = 2.0;                                // of queries, beside its scores
+  constexpr double kMerge = 0.3;                                   // what split consumers have, into one
+  const double each_tile = 2.0 + (config.split ? kMerge : 0.0);    // of queries, beside its scores
   const double scores_per_us = config.blocks > 1 ? 1.7e6 : 2.2e6;  // of the whole GPU, at head dim 64
-  const double columns = static_cast<double>(p.batch) * static_cast<double>(p.heads_q);
-  const double items = columns * static_cast<double>(ceil_div(p.seq_q, block_q_of(config)));
+  const double columns = static_cast<double>(p.batch) * static_cast<double>(config.joined ? p.heads_kv : p.heads_q);
+  const double items = columns * static_cast<double>(ceil_div(rows_of(p, config), block_q_of(config)));
   // Blocks that have an SM for themselves are not slowed by others.
   const double blocks = std::clamp(std::ceil(items / device.multiprocessors), 1.0, static_cast<double>(config.blocks));
   const double slots = device.multiprocessors * blocks;
   const double rounds = std::ceil(items / slots);
   const double slot_rate = scores_per_us / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
-  const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + kEachTile);
-  const double by_longest = computed.of_longest / slot_rate + kEachTile;
+  const double by_work = rounds * (computed.all * columns / std::max(items, 1.0) / slot_rate + each_tile);
+  const double by_longest = computed.of_longest / slot_rate + each_tile;
   // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first. Several blocks
   // an SM even out by themselves.
   constexpr double kTicketsPay = 4;  // rounds
   const bool even = !config.banded || config.blocks > 1 || config.tickets == (rounds > kTicketsPay);
   const double imbalance = even ? 1.0 : 1.05;
-  return std::max(by_work, by_longest) * imbalance;
+  // Consumers that share a tile wait through its start and its end together; with tiles for all, each has its own.
+  const double shared_rows = config.split && rounds > 1 ? 1.5 : 1.0;
+  return std::max(by_work, by_longest) * imbalance * shared_rows;
 }
 
 std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Device& device) {
-  constexpr std::int64_t kFewQueries = 16;  // a tile of 64 rows would be nearly empty
+  constexpr std::int64_t kFewRows = 16;  // a tile of 64 would be nearly empty
   std::vector<Candidate> candidates;
-  for (const AttentionForwardSm90Config& config : forward_sm90_configs(
-           p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_banded(p), is_general(p))) {
-    if (static_cast<std::size_t>(forward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
-    const ComputedScores computed = computed_scores(p, block_q_of(config), config.block_k);
+  const auto offer = [&](const AttentionForwardSm90Config& config) {
+    if (static_cast<std::size_t>(forward_sm90_layout(config).bytes) > device.shared_memory_per_block) return;
+    const ComputedScores computed = computed_scores(p, config);
     const double time = forward_sm90_time(p, config, device, computed);
     Candidate candidate;
     candidate.kernel = "attention_forward_sm90";
     candidate.config = instance_of(config).config;
     candidate.workspace = forward_sm90_workspace(config);
     // Above the portable kernel's, which are below one, but for few queries.
-    candidate.score = p.seq_q > kFewQueries ? 1.0 + 1.0 / (1.0 + time) : 1e-12 / (1.0 + time);
-    candidate.why = format("computes {:.3g} scores a head, about {:.3g} us on an H200", computed.all, time);
+    candidate.score = rows_of(p, config) > kFewRows ? 1.0 + 1.0 / (1.0 + time) : 1e-12 / (1.0 + time);
+    candidate.why = format("computes {:.3g} scores a {}head, about {:.3g} us on an H200", computed.all,
+                           config.joined ? "key " : "", time);
     candidate.forward_sm90 = config;
     candidates.push_back(std::move(candidate));
+  };
+  for (AttentionForwardSm90Config config : forward_sm90_configs(
+           p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_banded(p), is_general(p))) {
+    offer(config);
+    // Where queries do not fill a tile.
+    config.joined = true;
+    if (p.seq_q < block_q_of(config) && can_join_heads(p, config)) offer(config);
   }
   return candidates;
 }

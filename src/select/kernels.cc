@@ -47,7 +47,7 @@ std::vector<AttentionForwardConfig> forward_configs(int compute, DType dtype, in
 std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded,
                                                              bool general) {
   std::vector<AttentionForwardSm90Config> configs;
-  const auto add = [&](const ForwardSm90Tile& tile, bool tickets) {
+  const auto add = [&](const ForwardSm90Tile& tile, bool tickets, bool split) {
     configs.push_back({.dtype = dtype,
                        .dim_qk = dim_qk,
                        .dim_v = dim_v,
@@ -57,16 +57,20 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
                        .q_stages = tile.q_stages,
                        .blocks = tile.blocks,
                        .narrowest_panel = tile.narrowest_panel,
-                       .ping_pong = tile.consumers > 1,
+                       .joined = false,
+                       .split = split,
+                       .ping_pong = tile.consumers > 1 && !split,
                        .polynomial = 0,
                        .tickets = tickets,
                        .banded = banded,
                        .general = general});
   };
-  add(forward_sm90_tile(dim_qk, dim_v, general), false);
-  if (banded) add(forward_sm90_tile(dim_qk, dim_v, general), true);
+  add(forward_sm90_tile(dim_qk, dim_v, general), false, false);
+  if (banded) add(forward_sm90_tile(dim_qk, dim_v, general), true, false);
   const ForwardSm90Tile small = small_forward_sm90_tile(dim_qk, dim_v, general);
-  if (small.consumers > 0) add(small, false);
+  if (small.consumers > 0) add(small, false, false);
+  const ForwardSm90Tile split = split_forward_sm90_tile(dim_qk, dim_v, general);
+  if (split.consumers > 0) add(split, false, true);
   return configs;
 }
 
@@ -192,8 +196,9 @@ jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
 }
 
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
-  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, block_q_of(config), config.block_k, config.banded ? "_banded" : "",
+  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, block_q_of(config), config.block_k, config.split ? "_split" : "",
+                         config.joined ? "_joined" : "", config.banded ? "_banded" : "",
                          config.general ? "_general" : "", config.tickets ? "_tickets" : ""),
           .header = "attention/forward_sm90.cuh",
           .entry = "attention_forward_sm90",
@@ -245,6 +250,10 @@ void add_forward_sm90(std::vector<jit::KernelInstance>& list, DType dtype, int d
   for (const AttentionForwardSm90Config& config :
        forward_sm90_configs(dtype, dim_qk, dim_v, variant.banded, variant.general)) {
     list.push_back(instance_of(config));
+    if (config.general || (dim_qk != 64 && dim_qk != 128)) continue;
+    AttentionForwardSm90Config joined = config;
+    joined.joined = true;
+    list.push_back(instance_of(joined));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "jit/config_text.h"
+#include "ops/attention_forward_sm90.h"
 #include "ops/attention_params.h"
 #include "select/attention.h"
 
@@ -13,10 +14,10 @@ namespace {
 constexpr int kFewestKeys = 48;  // of a step: fewer leave the tensor cores idle
 constexpr int kMostKeys = 256;
 constexpr int kMostRegisters = 255;
-constexpr int kMostBlocks = 3;  // on an SM
-// A share of the exponentials by a polynomial has not paid, and the polynomial does not show when it overflows.
-constexpr int kPolynomials[] = {0};
+constexpr int kMostBlocks = 4;                                                       // on an SM
 constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}};  // of K and V, of Q
+// Of each consumer's K and V, where they share rows.
+constexpr std::pair<int, int> kSplitStages[] = {{1, 1}, {2, 1}, {2, 2}};
 
 bool is_of(const auto& config, const AttentionProblem& p) {
   return config.dtype == p.dtype && config.dim_qk == p.dim_qk && config.dim_v == p.dim_v &&
@@ -37,7 +38,8 @@ bool fits_one(const AttentionForwardConfig& config, const AttentionProblem& p, c
 bool fits_one(const AttentionForwardSm90Config& c, const AttentionProblem& p, const Device& device) {
   return device.compute == 90 && device.specific && is_of(c, p) && c.consumers >= 1 && c.consumers <= 3 &&
          c.block_k >= 16 && c.block_k % 16 == 0 && c.block_k <= kMostKeys && c.stages >= 2 && c.stages <= 8 &&
-         (c.q_stages == 1 || c.q_stages == 2) &&
+         (c.q_stages == 1 || c.q_stages == 2) && (!c.joined || can_join_heads(p, c)) &&
+         (!c.split || (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong)) &&
          (c.blocks == 1 || (c.blocks >= 2 && c.blocks <= kMostBlocks && c.consumers == 1)) &&
          (c.narrowest_panel == 64 || c.narrowest_panel == 16) && c.polynomial == 0 &&
          static_cast<std::size_t>(forward_sm90_layout(c).bytes) <= device.shared_memory_per_block;
@@ -54,38 +56,51 @@ bool is_worth_a_try(const AttentionForwardSm90Config& c, const AttentionProblem&
   return blocks * (bytes + kReserved) <= device.shared_memory_per_block + kReserved;
 }
 
+// A share of the exponentials by a polynomial is not among them: it has not paid, and does not show an overflow.
 template <class Visitor>
 void for_each_sm90(const AttentionProblem& p, Visitor&& visit) {
+  AttentionForwardSm90Config c{};
+  c.dtype = p.dtype;
+  c.dim_qk = static_cast<int>(p.dim_qk);
+  c.dim_v = static_cast<int>(p.dim_v);
+  c.banded = is_banded(p);
+  c.general = is_general(p);
   const bool panels_differ = p.dim_qk % kWidestPanel != 0 || p.dim_v % kWidestPanel != 0;
-  for (const int consumers : {1, 2, 3}) {
-    for (int block_k = kFewestKeys; block_k <= kMostKeys; block_k += 16) {
+  const auto visit_panels_tickets_and_joined = [&] {
+    for (const int panel : {64, 16}) {
+      if (panel == 16 && !panels_differ) continue;
+      for (const bool tickets : {false, true}) {
+        for (const bool joined : {false, true}) {
+          c.narrowest_panel = panel;
+          c.tickets = tickets;
+          c.joined = joined;
+          if (!joined || can_join_heads(p, c)) visit(c);
+        }
+      }
+    }
+  };
+  for (c.consumers = 1; c.consumers <= 3; ++c.consumers) {
+    for (c.block_k = kFewestKeys; c.block_k <= kMostKeys; c.block_k += 16) {
+      c.split = false;
       for (const auto& [stages, q_stages] : kStages) {
-        for (int blocks = 1; blocks <= (consumers == 1 ? kMostBlocks : 1); ++blocks) {
-          for (const int panel : {64, 16}) {
-            if (panel == 16 && !panels_differ) continue;
-            for (const bool ping_pong : {false, true}) {
-              if (ping_pong && consumers == 1) continue;  // takes no turns with itself
-              for (const int polynomial : kPolynomials) {
-                for (const bool tickets : {false, true}) {
-                  visit(AttentionForwardSm90Config{.dtype = p.dtype,
-                                                   .dim_qk = static_cast<int>(p.dim_qk),
-                                                   .dim_v = static_cast<int>(p.dim_v),
-                                                   .consumers = consumers,
-                                                   .block_k = block_k,
-                                                   .stages = stages,
-                                                   .q_stages = q_stages,
-                                                   .blocks = blocks,
-                                                   .narrowest_panel = panel,
-                                                   .ping_pong = ping_pong,
-                                                   .polynomial = polynomial,
-                                                   .tickets = tickets,
-                                                   .banded = is_banded(p),
-                                                   .general = is_general(p)});
-                }
-              }
-            }
+        c.stages = stages;
+        c.q_stages = q_stages;
+        for (c.blocks = 1; c.blocks <= (c.consumers == 1 ? kMostBlocks : 1); ++c.blocks) {
+          for (const bool ping_pong : {false, true}) {
+            if (ping_pong && c.consumers == 1) continue;  // takes no turns with itself
+            c.ping_pong = ping_pong;
+            visit_panels_tickets_and_joined();
           }
         }
+      }
+      if (c.consumers == 1) continue;  // has no one to share with
+      c.split = true;
+      c.ping_pong = false;
+      c.blocks = 1;
+      for (const auto& [stages, q_stages] : kSplitStages) {
+        c.stages = c.consumers * stages;
+        c.q_stages = q_stages;
+        visit_panels_tickets_and_joined();
       }
     }
   }

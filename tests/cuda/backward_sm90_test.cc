@@ -164,16 +164,16 @@ TEST(BackwardSm90, every_tile_of_keys_has_one_block_and_the_first_keys_of_a_sect
       std::map<unsigned, unsigned> seen;  // tile: by how many
       unsigned last_tile = 0;
       for (unsigned block = 0; block < k_tiles * kColumns; ++block) {
-        const BackwardSm90Item item = backward_sm90_item(block, k_tiles, kColumns, kHeads, together);
+        const WorkItem item = work_item(block, k_tiles, kColumns, divisor(kHeads), divisor(together));
         ASSERT_LT(item.head, kHeads);
         ASSERT_LT(item.batch, kColumns / kHeads);
-        ++seen[(item.batch * kHeads + item.head) * k_tiles + item.k_tile];
+        ++seen[(item.batch * kHeads + item.head) * k_tiles + item.tile];
         if (block % (together * k_tiles) == 0) {
-          ASSERT_EQ(item.k_tile, 0U);
+          ASSERT_EQ(item.tile, 0U);
         } else {
-          ASSERT_GE(item.k_tile, last_tile);
+          ASSERT_GE(item.tile, last_tile);
         }
-        last_tile = item.k_tile;
+        last_tile = item.tile;
       }
       ASSERT_EQ(seen.size(), k_tiles * kColumns) << k_tiles << ", " << together;
       for (const auto& [tile, count] : seen) ASSERT_EQ(count, 1U) << tile;
@@ -217,9 +217,9 @@ TEST(BackwardSm90, heads_that_are_worked_on_together_fit_the_cache_in_equal_grou
   const auto work = backward_sm90_work(args, config_for(128, 128));
   ASSERT_TRUE(work.ok());
   EXPECT_EQ(work->grid.x, 64U * 32);
-  EXPECT_EQ(work->params.together, 4U);  // 8 MiB each of Q, dO and dQ's sums
+  EXPECT_EQ(work->params.together.by, 4U);  // 8 MiB each of Q, dO and dQ's sums
   args.problem.seq_q = 1 << 20;
-  EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together, 1U);
+  EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together.by, 1U);
 }
 
 TEST(BackwardSm90, is_offered_behind_the_portable_kernel_and_refuses_what_it_does_not_serve) {

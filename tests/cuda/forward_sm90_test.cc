@@ -110,22 +110,41 @@ TEST(ForwardSm90, packed_rows_are_found_and_rows_beyond_their_sequence_are_outsi
   }
 }
 
-TEST(ForwardSm90, every_tile_is_taken_once_and_the_last_queries_of_a_section_first) {
+TEST(ForwardSm90, a_divisor_divides_every_number_below_two_to_the_31) {
+  constexpr unsigned kLargest = 0x7fffffffU;
+  std::set<unsigned> divisors = {kLargest, kLargest - 1, 1U << 31};
+  for (unsigned by = 1; by <= 600; ++by) divisors.insert(by);
+  for (unsigned power = 1; power < 31; ++power) {
+    for (const unsigned by : {(1U << power) - 1, 1U << power, (1U << power) + 1}) divisors.insert(by);
+  }
+  for (const unsigned by : divisors) {
+    const Divisor d = divisor(by);
+    std::set<unsigned> dividends = {0, 1, kLargest - 1, kLargest};
+    for (unsigned step = 0; step <= 1000; ++step) {  // multiples, and what is just below them, where errors would show
+      const auto multiple = static_cast<unsigned>(std::uint64_t{kLargest / by} * step / 1000) * by;
+      dividends.insert({multiple, multiple > 0 ? multiple - 1 : 0, std::min(multiple, kLargest - by / 2) + by / 2});
+    }
+    for (const unsigned n : dividends) ASSERT_EQ(d.quotient(n), n / by) << n << " / " << by;
+  }
+}
+
+TEST(ForwardSm90, every_tile_is_taken_once_and_the_first_of_a_section_before_the_others) {
   for (const unsigned blocks : {1U, 7U, 132U}) {
-    for (const unsigned q_tiles : {1U, 5U, 13U}) {
-      for (const unsigned together : {1U, 4U, 24U}) {
+    for (const unsigned tiles : {1U, 5U, 13U}) {
+      for (const unsigned together : {1U, 4U, 9U, 24U}) {
         constexpr unsigned kHeads = 8, kColumns = 24;
         std::map<unsigned, unsigned> seen;  // tile: by how many
         for (unsigned block = 0; block < blocks; ++block) {
-          for (unsigned round = 0; own_index(round, block, blocks) < q_tiles * kColumns; ++round) {
-            const WorkItem item = work_item(own_index(round, block, blocks), q_tiles, kColumns, kHeads, together);
+          for (unsigned round = 0; own_index(round, block, blocks) < tiles * kColumns; ++round) {
+            const WorkItem item =
+                work_item(own_index(round, block, blocks), tiles, kColumns, divisor(kHeads), divisor(together));
             ASSERT_LT(item.head, kHeads);
-            ++seen[(item.batch * kHeads + item.head) * q_tiles + item.q_tile];
+            ++seen[(item.batch * kHeads + item.head) * tiles + item.tile];
           }
         }
-        ASSERT_EQ(seen.size(), q_tiles * kColumns) << blocks << ", " << q_tiles << ", " << together;
+        ASSERT_EQ(seen.size(), tiles * kColumns) << blocks << ", " << tiles << ", " << together;
         for (const auto& [tile, count] : seen) ASSERT_EQ(count, 1U) << tile;
-        EXPECT_EQ(work_item(0, q_tiles, kColumns, kHeads, together).q_tile, q_tiles - 1);
+        EXPECT_EQ(work_item(0, tiles, kColumns, divisor(kHeads), divisor(together)).tile, 0U);
       }
     }
   }
@@ -163,6 +182,49 @@ TEST(ForwardSm90, is_chosen_on_hopper_and_nowhere_else) {
     for (const auto& candidate : select::select_attention(problem, *select::cuda_device(arch)).candidates) {
       EXPECT_NE(candidate.kernel, "attention_forward_sm90");
     }
+  }
+}
+
+TEST(ForwardSm90, consumers_share_rows_where_few_queries_see_many_keys) {
+  const auto is_split = [](std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k, int dim, bool causal) {
+    AttentionProblem problem = args_for(dim, false).problem;
+    problem.batch = batch;
+    problem.heads_q = problem.heads_kv = 8;
+    problem.seq_q = seq_q;
+    problem.seq_k = seq_k;
+    problem.causal = causal;
+    problem.alignment = Alignment::kBottomRight;
+    problem.scale = 0.125f;
+    const auto chosen = select::select_attention(problem, *select::cuda_device("sm_90a")).candidates.front();
+    return chosen.forward_sm90 && chosen.forward_sm90->split;
+  };
+  for (const bool causal : {false, true}) {
+    for (const int dim : {32, 64, 80, 128}) {
+      EXPECT_TRUE(is_split(1, 512, 512, dim, causal)) << dim;
+      EXPECT_TRUE(is_split(1, 64, 4096, dim, causal)) << dim;
+      EXPECT_FALSE(is_split(32, 512, 512, dim, causal)) << dim;
+      EXPECT_FALSE(is_split(1, 8192, 8192, dim, causal)) << dim;
+    }
+    EXPECT_FALSE(is_split(1, 64, 64, 64, causal));
+    EXPECT_FALSE(is_split(32, 128, 128, 64, causal));
+    EXPECT_FALSE(is_split(1, 512, 512, 192, causal));
+  }
+}
+
+TEST(ForwardSm90, parts_of_consumers_that_share_rows_lie_between_the_tiles_and_the_barriers) {
+  for (const int dim : {64, 80, 128}) {
+    const auto config = select::forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).back();
+    ASSERT_TRUE(config.split);
+    EXPECT_EQ(block_q_of(config), 64);
+    const ForwardSm90Layout at = forward_sm90_layout(config);
+    EXPECT_EQ(at.q_stage, 64 * padded_dim(dim, config.narrowest_panel) * 2);
+    EXPECT_EQ(at.parts, at.v + config.stages * at.v_stage);
+    EXPECT_EQ(at.parts % 16, 0);
+    // O, two references and two sums for each thread of all consumers but one, fp32.
+    EXPECT_EQ(at.q_full - at.parts, (config.consumers - 1) * kWarpgroup * (64 * dim / kWarpgroup + 4) * 4);
+    auto alone = config;
+    alone.split = false;
+    EXPECT_EQ(forward_sm90_layout(alone).parts, forward_sm90_layout(alone).q_full);
   }
 }
 

@@ -173,6 +173,7 @@ TEST(SearchSpace, every_config_fits_and_comes_once_for_every_head_dim_and_gpu) {
 TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_registers_hold) {
   const Device gpu = *cuda_device("sm_90a");
   std::set<int> consumers, stages, q_stages, blocks, panels, polynomials, ping_pong, tickets, portable;
+  std::set<std::pair<int, int>> split;  // consumers, places of each
   for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 80), gpu)) {
     if (std::holds_alternative<AttentionForwardConfig>(config)) {
       portable.insert(std::get<AttentionForwardConfig>(config).block_q);
@@ -187,6 +188,11 @@ TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_regist
     polynomials.insert(c.polynomial);
     ping_pong.insert(c.ping_pong ? 1 : 0);
     tickets.insert(c.tickets ? 1 : 0);
+    if (c.split) {
+      split.insert({c.consumers, c.stages / c.consumers});
+      EXPECT_EQ(c.stages % c.consumers, 0);
+      EXPECT_FALSE(c.ping_pong);
+    }
     EXPECT_EQ(c.block_k % 16, 0);
     EXPECT_TRUE(c.blocks == 1 || c.consumers == 1);
     EXPECT_FALSE(c.ping_pong && c.consumers == 1);
@@ -196,7 +202,8 @@ TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_regist
         << c.block_k;
   }
   EXPECT_EQ(consumers, (std::set<int>{1, 2, 3}));
-  EXPECT_EQ(stages, (std::set<int>{2, 3, 4}));
+  EXPECT_EQ(stages, (std::set<int>{2, 3, 4, 6}));
+  EXPECT_EQ(split, (std::set<std::pair<int, int>>{{2, 1}, {2, 2}, {3, 1}, {3, 2}}));
   EXPECT_EQ(q_stages, (std::set<int>{1, 2}));
   EXPECT_EQ(blocks, (std::set<int>{1, 2, 3}));
   EXPECT_EQ(panels, (std::set<int>{16, 64}));
@@ -204,6 +211,12 @@ TEST(SearchSpace, has_every_choice_of_the_hopper_kernel_and_only_what_its_regist
   EXPECT_EQ(ping_pong, (std::set<int>{0, 1}));
   EXPECT_EQ(tickets, (std::set<int>{0, 1}));
   EXPECT_FALSE(portable.empty()) << "the portable kernel competes too";
+  std::set<int> keys_of_four;  // blocks on an SM: 104 registers
+  for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 64), gpu)) {
+    if (std::holds_alternative<AttentionForwardConfig>(config) || hopper(config).blocks < 4) continue;
+    keys_of_four.insert(hopper(config).block_k);
+  }
+  EXPECT_EQ(keys_of_four, (std::set<int>{48}));
   for (ForwardConfig& config : forward_search_space(problem(AttentionOp::kForward, 2048, 128), gpu)) {
     if (std::holds_alternative<AttentionForwardConfig>(config)) continue;
     EXPECT_EQ(hopper(config).narrowest_panel, 64);
@@ -314,6 +327,11 @@ TEST(Select, a_tuned_config_that_does_not_fit_is_ignored) {
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.consumers = 4; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.block_k = 72; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.blocks = 2; }));
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.split = true; })) << "and ping-pong";
+  EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.split = true, c.ping_pong = false, c.consumers = 2; }))
+      << "three places for two";
+  EXPECT_TRUE(is_taken(
+      p, gpu, [](auto& c) { c.split = true, c.ping_pong = false, c.consumers = c.stages = 2, c.q_stages = 1; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.polynomial = 1; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dim_v = 64; }));
   EXPECT_FALSE(is_taken(p, gpu, [](auto& c) { c.dtype = DType::kBFloat16; }));
