@@ -129,9 +129,10 @@ struct BackwardSm90Tile {
 };
 
 // By counting registers. A consumer has dK and dV (a register for two columns of each), an accumulator of 64 queries
-// (32) or two, its 16-bit operand (16) or two, and whatever of K and V (4 for 16 columns of each) still fits; the dQ
-// maker has its sums. That needs 26 beside, since ptxas has sums start at register 24, and a consumer a few more.
-// consumers 0: they do not fit.
+// (32), its 16-bit operand (16) and, where they still fit, K (4 for 16 columns) and V, and last a second accumulator
+// and operand: in that order they paid on an H200. V beside K above head dim 64, and all that is below 64, was not
+// timed. The dQ maker has its sums. That needs 26 beside, since ptxas has sums start at register 24, and a consumer a
+// few more. consumers 0: they do not fit.
 constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   constexpr int kBesideSums = 26;
   constexpr int kBeside = 30;
@@ -140,7 +141,7 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   BackwardSm90Tile tile = {};
   tile.consumers = 2;
   tile.block_q = 64;
-  tile.stages = 3;
+  tile.stages = dim_qk > 96 || dim_v > 96 ? 2 : 3;  // measured
   tile.ds_stages = 2;
   tile.dq_columns = dim_qk <= 96 ? dim_qk : 64;
   tile.dq_registers = (tile.dq_columns / 2 + kBesideSums + 7) / 8 * 8;
@@ -148,11 +149,12 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   const int of_k = (dim_qk + 15) / 16 * 4;
   const int of_v = (dim_v + 15) / 16 * 4;
   if (left < kInTurn) return {};
-  tile.overlaps = left >= 2 * kInTurn;
-  left -= tile.overlaps ? 2 * kInTurn : kInTurn;
+  left -= kInTurn;
   tile.keeps_k = left >= of_k;
   left -= tile.keeps_k ? of_k : 0;
-  tile.keeps_v = left >= of_v;
+  tile.keeps_v = left >= of_v && (!tile.keeps_k || (dim_qk <= 64 && dim_v <= 64));
+  left -= tile.keeps_v ? of_v : 0;
+  tile.overlaps = tile.keeps_k && tile.keeps_v && tile.stages >= 3 && left >= kInTurn;
   return tile;
 }
 

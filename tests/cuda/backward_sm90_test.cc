@@ -222,38 +222,78 @@ TEST(BackwardSm90, heads_that_are_worked_on_together_fit_the_cache_in_equal_grou
   EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together.by, 1U);
 }
 
-TEST(BackwardSm90, is_offered_behind_the_portable_kernel_and_refuses_what_it_does_not_serve) {
+TEST(BackwardSm90, registers_go_to_k_then_to_v_and_only_then_to_a_second_accumulator) {
+  struct Expected {
+    int dim, stages;
+    bool keeps_k, keeps_v, overlaps;
+  };
+  for (const Expected& want : {Expected{40, 3, true, true, true}, Expected{64, 3, true, true, false},
+                               Expected{80, 3, true, false, false}, Expected{96, 3, true, false, false},
+                               Expected{112, 2, false, false, false}, Expected{128, 2, false, false, false}}) {
+    const AttentionBackwardSm90Config config = config_for(want.dim, want.dim);
+    EXPECT_EQ(config.stages, want.stages) << want.dim;
+    EXPECT_EQ(config.keeps_k, want.keeps_k) << want.dim;
+    EXPECT_EQ(config.keeps_v, want.keeps_v) << want.dim;
+    EXPECT_EQ(config.overlaps, want.overlaps) << want.dim;
+  }
+}
+
+TEST(BackwardSm90, is_chosen_unless_there_are_few_queries) {
+  const auto chosen = [](int dim, std::int64_t seq_q, std::int64_t seq_k, bool packed = false) {
+    AttentionProblem problem = args_for(dim, dim, packed).problem;
+    problem.seq_q = seq_q;
+    problem.seq_k = seq_k;
+    return select::select_attention(problem, *select::cuda_device("sm_90a")).candidates.front().kernel;
+  };
+  for (const int dim : {8, 64, 80, 96, 128}) {
+    EXPECT_EQ(chosen(dim, 4096, 4096), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 17, 129), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 200, 300, true), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 4096, 1), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 16, 4096), "attention_backward") << dim;
+  }
+}
+
+TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
   const auto hopper = *select::cuda_device("sm_90a");
   const AttentionProblem fits = args_for(128, 64, false).problem;
   const auto selection = select::select_attention(fits, hopper);
   ASSERT_FALSE(selection.candidates.empty());
-  EXPECT_EQ(selection.candidates.front().kernel, "attention_backward");
-  EXPECT_EQ(selection.candidates.back().kernel, "attention_backward_sm90");
-  EXPECT_EQ(selection.candidates.back().workspace, *backward_sm90_workspace(fits, config_for(128, 64)));
+  EXPECT_EQ(selection.candidates.front().kernel, "attention_backward_sm90");
+  EXPECT_EQ(selection.candidates.front().workspace, *backward_sm90_workspace(fits, config_for(128, 64)));
 
-  const auto is_refused = [](const AttentionProblem& problem, const select::Device& device) {
-    const auto refusals = select::select_attention(problem, device).refusals;
-    return std::any_of(refusals.begin(), refusals.end(),
-                       [](const auto& refusal) { return refusal.kernel == "attention_backward_sm90"; });
+  const auto expect_refusal = [](const AttentionProblem& problem, const select::Device& device, const char* why) {
+    const auto refused = select::select_attention(problem, device);
+    ASSERT_FALSE(refused.candidates.empty()) << why;
+    EXPECT_EQ(refused.candidates.front().kernel, "attention_backward") << why;
+    const auto refusal = std::find_if(refused.refusals.begin(), refused.refusals.end(),
+                                      [](const auto& r) { return r.kernel == "attention_backward_sm90"; });
+    ASSERT_NE(refusal, refused.refusals.end()) << why;
+    EXPECT_NE(refusal->reason.find(why), std::string::npos) << refusal->reason;
+    EXPECT_NE(select::explain(problem, device, refused).find(why), std::string::npos);
   };
-  EXPECT_FALSE(is_refused(fits, hopper));
-  EXPECT_TRUE(is_refused(fits, *select::cuda_device("sm_89")));
-  EXPECT_TRUE(is_refused(fits, *select::cuda_device("sm_90")));
-  void (*const changes[])(AttentionProblem&) = {[](AttentionProblem& p) { p.softcap = 30; },
-                                                [](AttentionProblem& p) { p.alibi = true; },
-                                                [](AttentionProblem& p) { p.scale = 0; },
-                                                [](AttentionProblem& p) { p.scale = -1; },
-                                                [](AttentionProblem& p) { p.deterministic = true; },
-                                                [](AttentionProblem& p) { p.tensor_maps = false; },
-                                                [](AttentionProblem& p) { p.vectors = false; },
-                                                [](AttentionProblem& p) { p.dim_qk = 136; },
-                                                [](AttentionProblem& p) { p.dim_v = 192; },
-                                                [](AttentionProblem& p) { p.seq_q = 0; },
-                                                [](AttentionProblem& p) { p.dtype = DType::kFloat32; }};
-  for (const auto& change : changes) {
+  expect_refusal(fits, *select::cuda_device("sm_89"), "sm_90a");
+  expect_refusal(fits, *select::cuda_device("sm_90"), "sm_90a");
+  struct Change {
+    void (*apply)(AttentionProblem&);
+    const char* why;
+  };
+  const Change changes[] = {{[](AttentionProblem& p) { p.softcap = 30; }, "softcap"},
+                            {[](AttentionProblem& p) { p.alibi = true; }, "ALiBi"},
+                            {[](AttentionProblem& p) { p.scale = 0; }, "scale"},
+                            {[](AttentionProblem& p) { p.scale = -1; }, "scale"},
+                            {[](AttentionProblem& p) { p.deterministic = true; }, "atomics, in any order"},
+                            {[](AttentionProblem& p) { p.tensor_maps = false; }, "multiples of 16 bytes"},
+                            {[](AttentionProblem& p) { p.vectors = false; }, "multiples of 16 bytes"},
+                            {[](AttentionProblem& p) { p.dim_qk = 136; }, "head dims up to 128"},
+                            {[](AttentionProblem& p) { p.dim_v = 192; }, "head dims up to 128"},
+                            {[](AttentionProblem& p) { p.batch = 0; }, "nothing to load"},
+                            {[](AttentionProblem& p) { p.seq_q = 0; }, "nothing to load"},
+                            {[](AttentionProblem& p) { p.seq_k = 0; }, "nothing to load"}};
+  for (const Change& change : changes) {
     AttentionProblem problem = fits;
-    change(problem);
-    EXPECT_TRUE(is_refused(problem, hopper)) << select::describe(problem);
+    change.apply(problem);
+    expect_refusal(problem, hopper, change.why);
   }
 }
 
