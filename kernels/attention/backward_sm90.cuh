@@ -7,8 +7,7 @@
 //   producer   one thread has K, V and then Q and dO of each step loaded; one warp copies LSE and delta beside them
 //   consumers  64 keys each:   S^T = K Q^T     P^T = exp2(S^T - LSE)             dV += P^T dO
 //                             dP^T = V dO^T   dS^T = P^T (dP^T - delta) --dS-->  dK += dS^T Q
-//   dQ maker   dQ = dS K over all keys of the block, added to fp32 sums in global memory
-//   (contract/attention_backward.h)
+//   dQ maker   dQ = dS K over all keys of the block, added to fp32 sums in global memory (tile/dq_sums.cuh)
 //
 //   shared:     K [block_k, Dqk]   V [block_k, Dv]   Q [stages][block_q, Dqk]   dO [stages][block_q, Dv]
 //               dS^T [ds_stages][block_k, block_q]   LSE, delta [stages][block_q]        (contract/tensor_map.h)
@@ -16,8 +15,7 @@
 //               overlaps, in two; P^T and dS^T [64, block_q] 16 bit; spread over a warpgroup
 //
 //   consumer            S0  exp   dP0  dS  | dV0 dK0 S1  exp   dP1  dS | ...          one place
-//   consumer, overlaps  S0  dP0 | exp  S1 | dS | dV0 dK0 dP1 | exp  S2 | dS | ...     two: products run under exp and
-//   dS
+//   consumer, overlaps  S0  dP0 | exp  S1 | dS | dV0 dK0 dP1 | exp  S2 | dS | ...     two: products run under exp
 //
 // A dQ maker apart from the consumers costs them no registers and no time, and they need not wait for each other: while
 // one is at its exponentials, the tensor cores have the other's products and dQ's.
