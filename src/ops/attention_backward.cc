@@ -77,9 +77,6 @@ Status enqueue_backward(const std::vector<const cuda::Kernel*>& kernels, const A
   if (Status s = enqueue_preprocess(*kernels[0], args, buffers, stream); !s.ok()) return s;
 
   AttentionBackwardParams params = params_of(args, buffers);
-  if (configs.main.adds_dq) {
-    if (Status s = cuda::zero(kernels[1]->device, buffers.sums.data, buffers.sum_bytes, stream); !s.ok()) return s;
-  }
   const Tiles tiles = tiles_of(p, configs);
   params.tiles = static_cast<unsigned>(tiles.main);
   if (Status s = launch_tiles(*kernels[1], params, tiles.main, p, p.heads_kv, stream); !s.ok()) return s;

@@ -106,7 +106,6 @@ Status enqueue_backward_sm90(const std::vector<const cuda::Kernel*>& kernels, co
     if (Status s = encode_one(boxes->v, params.v); !s.ok()) return s;
   }
   if (Status s = enqueue_preprocess(*kernels[0], args, buffers, stream); !s.ok()) return s;
-  if (Status s = cuda::zero(kernels[1]->device, buffers.sums.data, buffers.sum_bytes, stream); !s.ok()) return s;
   if (Status s = cuda::launch(*kernels[1], *work, stream); !s.ok()) return s;
   return enqueue_convert(*kernels[2], args, buffers.sums, config.block_q, stream);
 }

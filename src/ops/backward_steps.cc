@@ -90,6 +90,8 @@ Status enqueue_preprocess(const cuda::Kernel& kernel, const AttentionArgs& args,
   preprocess.d_lse = args.d_lse;
   preprocess.delta = buffers.delta;
   preprocess.lse_log2 = buffers.lse_log2;
+  preprocess.zeroed = buffers.sums.data;
+  preprocess.zeroed_bytes = buffers.sum_bytes;
   const auto work = preprocess_work(preprocess, select::preprocess_config(p.dtype, p.vectors ? 8 : 1));
   if (!work.ok()) return work.status();
   return cuda::launch(kernel, *work, stream);

@@ -26,6 +26,7 @@ bool fits_a_grid(std::int64_t tiles, const AttentionProblem& problem, std::int64
 // Blocks of backward_convert.cuh, for each head of each sequence.
 std::int64_t convert_tiles(const AttentionProblem& problem);
 
+// Zeroes the sums, too.
 Status enqueue_preprocess(const cuda::Kernel& kernel, const AttentionArgs& args, const BackwardBuffers& buffers,
                           cuda::CUstream stream);
 Status enqueue_convert(const cuda::Kernel& kernel, const AttentionArgs& args, const DqSums& sums, int block_q,
