@@ -30,6 +30,7 @@ QUICK_BACKWARD = ("quick", "bwd/fp16/b2_sq33")
 FORWARD = ("sm_80", "attention_forward_bf16_d8x8")
 BACKWARD = ("sm_80", "attention_backward_bf16_d8x8")
 SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64")
+SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,9 @@ MUTATIONS = (
              (("load_streaming_16(d_o + row * p.d_o_strides.seq",
                "load_streaming_16(d_o + (row > 0 ? row - 1 : row) * p.d_o_strides.seq"),),
              ("sm_80", "backward_preprocess_bf16_v8"), "attention_backward", verify=QUICK_BACKWARD),
+    Mutation("backward_preprocess_zeroes_too_little", "attention/backward_preprocess.cuh",
+             (("i < zeroed_end; i +=", "i + 1 < zeroed_end; i +="),),
+             ("sm_80", "backward_preprocess_bf16_v8"), "attention_backward", verify=QUICK_BACKWARD),
     Mutation("backward_convert_leaves_out_the_last_row", "attention/backward_convert.cuh",
              (("if (row >= len_q ||", "if (row + 1 >= len_q ||"),),
              ("sm_80", "backward_convert_bf16_v8"), "attention_backward", verify=QUICK_BACKWARD),
@@ -118,9 +122,26 @@ MUTATIONS = (
     Mutation("sm90_forward_does_not_wait_for_scores", "attention/forward_sm90.cuh",
              (("      wgmma_wait<1>();\n", ""),),
              SM90, "attention_forward_sm90", gate=True),
+    Mutation("sm90_backward_skips_a_query_tile", "attention/backward_sm90.cuh",
+             (("steps = tiles.count * static_cast<int>(p.group);", "steps = tiles.count * static_cast<int>(p.group) - 1;"),),
+             SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD,
+             bench=("quick", "bwd/fp16/b1_sq65")),
+    Mutation("sm90_backward_does_not_wait_for_queries", "attention/backward_sm90.cuh",
+             (("    wait(kAt.q_full, of.index, of.parity);\n", ""),),
+             SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True),
+    # Without the wait for it, the barrier's phases could get ahead of who waits for them, and the kernel never end.
+    Mutation("sm90_backward_hands_ds_over_too_early", "attention/backward_sm90.cuh",
+             (("    wait(kAt.ds_empty, ds_use.index, ds_use.parity ^ 1);\n",
+               "    wait(kAt.ds_empty, ds_use.index, ds_use.parity ^ 1);\n    release(kAt.ds_full, ds_use.index);\n"),
+              ("    __syncwarp();\n    release(kAt.ds_full, ds_use.index);\n", "    __syncwarp();\n")),
+             SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True),
+    Mutation("sm90_backward_does_not_wait_for_dp", "attention/backward_sm90.cuh",
+             (("      wgmma_wait<0>();\n      wgmma_done(x);\n      differentiate(", "      wgmma_done(x);\n      differentiate("),),
+             SM90_BACKWARD, "attention_backward_sm90", gate=True),
 )
 # For the comparison with peers, which takes the kernel that the selector chooses: a tile less in each that it may.
-PEERS = ("forward_skips_a_key_tile", "sm90_forward_skips_a_key_tile", "backward_skips_a_query_tile")
+PEERS = ("forward_skips_a_key_tile", "sm90_forward_skips_a_key_tile", "backward_skips_a_query_tile",
+         "sm90_backward_skips_a_query_tile")
 
 
 class Misfit(Exception):

@@ -16,6 +16,7 @@
 
 #include "contract/attention_backward.h"
 #include "ptx/barrier.cuh"
+#include "ptx/grid.cuh"
 #include "tile/dq_sums.cuh"
 #include "tile/probability.cuh"
 #include "tile/products.cuh"
@@ -396,6 +397,7 @@ struct AttentionBackward {
 template <AttentionBackwardConfig config>
 __forceinline__ void attention_backward(const AttentionBackwardParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
+  follow_grids_before();
   AttentionBackward<config> kernel{p, shared_address(shared)};
   kernel.run();
 }

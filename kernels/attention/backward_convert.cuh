@@ -9,27 +9,16 @@
 #include "contract/attention_backward.h"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
+#include "ptx/grid.cuh"
 #include "tile/dq_sums.cuh"
+#include "tile/quad.cuh"
 #include "tile/sequence.cuh"
 
 namespace tessera {
 
-// Word j of lane i of a quad to word i of lane j.
-__forceinline__ void transpose_quad(unsigned (&word)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = lane & step;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const unsigned traded = __shfl_xor_sync(0xffffffffu, upper ? word[i] : word[i + step], step);
-      (upper ? word[i] : word[i + step]) = traded;
-    }
-  }
-}
-
 template <BackwardConvertConfig config>
 __forceinline__ void backward_convert(const BackwardConvertParams& p) {
+  follow_grids_before();
   const unsigned block = blockIdx.x / p.blocks;
   const int head = block % p.heads;
   const int batch = block / p.heads;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "contract/attention_backward.h"
+#include "ptx/grid.cuh"
 #include "tile/band.cuh"
 #include "tile/probability.cuh"
 #include "tile/products.cuh"
@@ -214,6 +215,7 @@ struct BackwardDq {
 template <BackwardDqConfig config>
 __forceinline__ void backward_dq(const AttentionBackwardParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
+  follow_grids_before();
   BackwardDq<config> kernel{p, shared_address(shared)};
   kernel.run();
 }

@@ -3,18 +3,21 @@
 //   delta[b, h, i]    = sum_d dO[b, i, h, d] * O[b, i, h, d] - dLSE[b, h, i]
 //   lse_log2[b, h, i] = LSE[b, h, i] * log2(e)
 //
+// and zeros, all of dQ's sums, which the main loop adds to: a launch less, and writes go along with reads.
+//
 // A row that saw no key (LSE = -inf) gets lse_log2 = +inf, so that exp2(s - lse_log2) is 0 and not NaN for any finite
 // score, and delta = 0, so that no gradient comes of it whatever dLSE says.
 //
-// Bound by memory: 4 * Dv + 12 bytes a row, 16 with dLSE. A row is read by `lanes_per_row` neighbouring lanes, 16 bytes
-// each, as many rows to a warp as fit (Dv = 80: 10 lanes, 3 rows). A thread loads all its `unroll` rows before it uses
-// one. A warp's rows follow each other in the sequence, so its row values share sectors; neighbouring blocks take the
-// heads of the same rows, so that [B, S, H, D] streams in order.
+// Bound by memory: 4 * Dv + 12 bytes a row, 16 with dLSE, and 4 * Dqk of zeros. A row is read by `lanes_per_row`
+// neighbouring lanes, 16 bytes each, as many rows to a warp as fit (Dv = 80: 10 lanes, 3 rows). A thread loads all its
+// `unroll` rows before it uses one. A warp's rows follow each other in the sequence, so its row values share sectors;
+// neighbouring blocks take the heads of the same rows, so that [B, S, H, D] streams in order.
 #pragma once
 
 #include "contract/backward_preprocess.h"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 
 namespace tessera {
@@ -57,6 +60,12 @@ __forceinline__ void backward_preprocess(const BackwardPreprocessParams& p) {
   const unsigned head = blockIdx.x % p.heads;
   const unsigned tile = blockIdx.x / p.heads % p.seq_tiles;
   const Index batch = blockIdx.x / p.heads / p.seq_tiles;
+
+  follow_grids_before();
+  const Index zeroed_end = min((blockIdx.x + Index{1}) * p.zeroed_a_block, p.zeroed_words);
+  for (Index i = blockIdx.x * p.zeroed_a_block + threadIdx.x; i < zeroed_end; i += config.threads) {
+    store_16(static_cast<Words4*>(p.zeroed) + i, Words4{});
+  }
 
   const unsigned warp = threadIdx.x / 32;
   const unsigned rows_per_warp = 32 / p.lanes_per_row;  // side by side

@@ -14,6 +14,7 @@
 
 #include "contract/attention_forward.h"
 #include "ptx/convert.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "tile/band.cuh"
@@ -334,6 +335,7 @@ __forceinline__ void attention_forward(const AttentionForwardParams& p) {
   const unsigned base = shared_address(shared);
   constexpr unsigned kQueryBytes =
       Kernel::TileQ::kBytes > Kernel::TileO::kBytes ? Kernel::TileQ::kBytes : Kernel::TileO::kBytes;
+  follow_grids_before();
   Kernel kernel{p, {base}, {base + kQueryBytes}, {base + kQueryBytes + Kernel::TileK::kBytes}, {base}};
   kernel.run();
 }

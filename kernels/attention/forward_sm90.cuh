@@ -40,25 +40,11 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/online_softmax.cuh"
+#include "tile/quad.cuh"
+#include "tile/ring.cuh"
 #include "tile/sequence.cuh"
 
 namespace tessera {
-
-// A place among `stages`, and the parity of the barriers' phase for its present use. Of `step` users that take turns
-// with the places, each has its own.
-template <int stages, int step = 1>
-struct Stage {
-  static_assert(stages % step == 0);
-
-  int index = 0;
-  unsigned parity = 0;
-
-  __forceinline__ void advance() {
-    const bool wraps = index >= stages - step;
-    index = wraps ? index - (stages - step) : index + step;
-    parity ^= wraps ? 1 : 0;
-  }
-};
 
 // What the producer tells the consumers of a tile of queries, beside its Q.
 struct ForwardSm90Note {
@@ -100,9 +86,9 @@ struct ForwardSm90Producer {
 
   const AttentionForwardSm90Params& p;
   unsigned shared;
-  Stage<config.q_stages> q_use = {};
-  Stage<config.stages> k_use = {}, v_use = {};
-  Stage<kNotes> notes = {};
+  Ring<config.q_stages> q_use = {};
+  Ring<config.stages> k_use = {}, v_use = {};
+  Ring<kNotes> notes = {};
 
   // All panels of `rows` rows from `row` on.
   template <int rows, int dim>
@@ -148,10 +134,6 @@ struct ForwardSm90Producer {
     v_use.advance();
   }
 
-  static __forceinline__ RowOrigin origin_of(const int* cu_seqlens, int longest, int length, unsigned batch) {
-    return cu_seqlens ? row_origin(longest, length, cu_seqlens[batch]) : RowOrigin{0, static_cast<int>(batch)};
-  }
-
   // Tiles of its own, or by tickets from a counter, the next one drawn while the present one is loaded.
   __forceinline__ unsigned next_index(unsigned round) {
     return config.tickets ? gridDim.x + atomicAdd(p.ticket, 1u) : own_index(round, blockIdx.x, gridDim.x);
@@ -162,7 +144,7 @@ struct ForwardSm90Producer {
     ForwardSm90Note note = {};
     note.batch = item.batch;
     note.head = config.joined ? item.head * p.group : item.head;
-    note.first_q = static_cast<int>(item.q_tile) * block_q_of(config);
+    note.first_q = static_cast<int>(p.q_tiles - 1 - item.tile) * block_q_of(config);
     note.len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     note.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
     const KeyRange keys = note.keys_of<config>(p, note.first_q, block_q_of(config));
@@ -205,8 +187,7 @@ struct ForwardSm90Producer {
   }
 
   __forceinline__ void run() {
-    wait_for_grids_before();
-    let_next_grid_start();
+    follow_grids_before();
     unsigned index = blockIdx.x;
     for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
       const ForwardSm90Note note = note_of(index);
@@ -218,8 +199,8 @@ struct ForwardSm90Producer {
         q_use.advance();
         continue;
       }
-      const RowOrigin q_origin = origin_of(p.cu_seqlens_q, p.seq_q, note.len_q, note.batch);
-      const RowOrigin k_origin = origin_of(p.cu_seqlens_k, p.seq_k, note.len_k, note.batch);
+      const RowOrigin q_origin = row_origin(p.cu_seqlens_q, note.batch, p.seq_q, note.len_q);
+      const RowOrigin k_origin = row_origin(p.cu_seqlens_k, note.batch, p.seq_k, note.len_k);
       const int head = static_cast<int>(p.by_group.quotient(note.head));
       load_q(note, q_full, q_origin);
       q_use.advance();
@@ -253,10 +234,10 @@ struct ForwardSm90Consumer {
   int consumer;  // the same in all lanes, and the compiler knows
   int lane, warp;
 
-  Stage<config.q_stages> q_use = {};
-  Stage<config.stages, kStep> k_use = {config.split ? consumer : 0}, v_use = k_use;
-  Stage<kNotes> notes = {};
-  Stage<1> parts_use = {};
+  Ring<config.q_stages> q_use = {};
+  Ring<config.stages, kStep> k_use = {config.split ? consumer : 0}, v_use = k_use;
+  Ring<kNotes> notes = {};
+  Ring<1> parts_use = {};
 
   // Of the tile of queries whose scores are being made.
   int first_q = 0;  // of this consumer
@@ -601,23 +582,10 @@ struct ForwardSm90Consumer {
           const float* const pair = output + (n + j) * 4 + half * 2;
           words.word[j] = pack<kType>(pair[0] * inverse, pair[1] * inverse);
         }
-        transpose_quad(words);
+        transpose_quad(words.word, lane);
         if (query < of.len_q && n + lane % 4 < kValueTiles) {
           store_16(out + head * p.o_strides.head + query * p.o_strides.seq + (n + lane % 4) * 8, words);
         }
-      }
-    }
-  }
-  // Lane t of a quad has word t of four chunks, and gets the four words of chunk t.
-  __forceinline__ void transpose_quad(Words4& w) const {
-#pragma unroll
-    for (int bit = 1; bit <= 2; bit *= 2) {
-      const bool upper = (lane & bit) != 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (j & bit) continue;
-        const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? w.word[j] : w.word[j + bit], bit);
-        (upper ? w.word[j] : w.word[j + bit]) = other;
       }
     }
   }

@@ -17,6 +17,7 @@
 #include "contract/split_combine.h"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/math.cuh"
 
 namespace tessera {
@@ -53,6 +54,7 @@ __forceinline__ void split_combine(const SplitCombineParams& p) {
   __shared__ float shared_l[config.threads];
   __shared__ float shared_o[config.threads][kVector];
 
+  follow_grids_before();
   const unsigned lane = threadIdx.x % p.lanes_per_row;
   const unsigned group = threadIdx.x / p.lanes_per_row;
   const unsigned split_group = group % p.split_groups;

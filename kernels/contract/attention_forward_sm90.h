@@ -209,5 +209,9 @@ struct RowOrigin {
   int z;
 };
 constexpr RowOrigin row_origin(int longest, int length, int begin) { return {longest - length, begin + length}; }
+// cu_seqlens: null where not packed.
+constexpr RowOrigin row_origin(const int* cu_seqlens, unsigned batch, int longest, int length) {
+  return cu_seqlens ? row_origin(longest, length, cu_seqlens[batch]) : RowOrigin{0, static_cast<int>(batch)};
+}
 
 }  // namespace tessera

@@ -29,6 +29,7 @@ struct BackwardPreprocessParams {
   const float* d_lse;  // [B, Hq, Sq], may be null
   float* delta;        // [B, Hq, Sq]
   float* lse_log2;     // [B, Hq, Sq]
+  void* zeroed;        // zeroed_words of 16 bytes; may be null where there are none
   Strides o_strides;
   Strides d_o_strides;
   RowStrides lse_strides;
@@ -36,6 +37,8 @@ struct BackwardPreprocessParams {
   RowStrides delta_strides;
   RowStrides lse_log2_strides;
   Index seq;
+  Index zeroed_words;
+  Index zeroed_a_block;
   unsigned heads;
   unsigned seq_tiles;      // ceil(seq / rows_per_block)
   unsigned vectors;        // per row: head dim / Config::vector

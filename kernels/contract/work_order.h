@@ -1,4 +1,4 @@
-// Which tiles of queries a persistent block takes, one after the other, and the keys that each needs.
+// Which tiles blocks take, in what order, and the keys that a tile of queries needs.
 #pragma once
 
 #include "contract/band.h"
@@ -29,22 +29,22 @@ constexpr Divisor divisor(unsigned by) {
 struct WorkItem {
   unsigned batch;
   unsigned head;
-  unsigned q_tile;
+  unsigned tile;
 };
 
-// Tiles in the order they are taken. Of the `columns` = batch x heads_q, as many as `together` are worked on at a time,
-// so that their keys and values stay in the L2 cache; among those the last queries first, since they see the most keys
-// where the mask is causal.
-constexpr WorkItem work_item(unsigned index, unsigned q_tiles, unsigned columns, const Divisor& heads_q,
+// Tiles of a head's queries, or of its keys, in the order they are taken. Of the `columns` = batch x heads, as many as
+// `together` are worked on at a time, so that what their tiles share stays in the L2 cache; among those, tile 0 of each
+// first. Where the mask is causal, that is to be the longest: the last queries, the first keys.
+constexpr WorkItem work_item(unsigned index, unsigned tiles, unsigned columns, const Divisor& heads,
                              const Divisor& together) {
-  const unsigned at_a_time = together.by * q_tiles;
+  const unsigned at_a_time = together.by * tiles;
   const unsigned first = index < at_a_time ? 0 : index / at_a_time * together.by;
   const unsigned width = columns - first < together.by ? columns - first : together.by;
-  const unsigned within = index - first * q_tiles;
+  const unsigned within = index - first * tiles;
   const unsigned row = width == together.by ? together.quotient(within) : within / width;
   const unsigned column = first + within - row * width;
-  const unsigned batch = heads_q.quotient(column);
-  return {batch, column - batch * heads_q.by, q_tiles - 1 - row};
+  const unsigned batch = heads.quotient(column);
+  return {batch, column - batch * heads.by, row};
 }
 
 // A block's own tiles, there and back: of tiles that get shorter, each block then has long and short ones.

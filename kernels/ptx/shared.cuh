@@ -36,6 +36,15 @@ __forceinline__ void load_matrix_x2_transposed(unsigned (&r)[2], unsigned addres
                : "memory");
 }
 
+#if __CUDA_ARCH__ >= 900
+// The other way round, addresses as load_matrix_x4's.
+__forceinline__ void store_matrix_x4(unsigned address, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+#endif
+
 __forceinline__ void store_shared_16(unsigned address, const Words4& v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.word[0]), "r"(v.word[1]),
                "r"(v.word[2]), "r"(v.word[3])

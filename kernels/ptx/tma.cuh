@@ -20,4 +20,7 @@ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// What this thread wrote to shared memory, before wgmma or the copy engine reads it.
+__forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 }  // namespace tessera

@@ -7,7 +7,7 @@
 // which is the span of a swizzle of 128, 64 or 32 bytes, in groups of eight rows. In 16-byte chunks, with W = width / 8
 // chunks a row, the canonical layouts that a descriptor can name are
 //   K-major   ((8, n), 2) : ((W, SBO), 1)     rows are M or N; the 16 columns of a step are two chunks side by side
-//   MN-major  ((W, n), (8, 2)) : ((1, LBO), (W, SBO))     rows are K; columns are N, and go on in the next panel
+//   MN-major  ((W, n), (8, 2)) : ((1, LBO), (W, SBO))     rows are K; columns are M or N, and go on in the next panel
 // Both: SBO is the distance of two groups of eight rows, 16 width bytes. LBO counts only MN-major: the distance of
 // panels. K-major, the next step of 16 columns is 32 bytes on in the same row: the swizzle acts on address bits, so the
 // start address may stand inside a row as long as groups are aligned. MN-major, the next step is 16 rows on.
@@ -62,8 +62,8 @@ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Wgmma<n>: shared_shared takes A K-major and B K-major or, transposed_b, MN-major; registers_shared takes A from
-// registers. adds: D += A B, else D = A B. transposed_b: B is MN-major.
+// Wgmma<n>: shared_shared takes both operands from shared memory, registers_shared takes A from registers. adds:
+// D += A B, else D = A B. transposed_a, transposed_b: that operand is MN-major, else K-major.
 template <int n>
 struct Wgmma;
 
@@ -133,13 +133,14 @@ struct Wgmma;
 #define TESSERA_SUMS_248 TESSERA_SUMS_240, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
 #define TESSERA_SUMS_256 TESSERA_SUMS_248, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
-#define TESSERA_WGMMA_SHARED(n, type, i0, i1, i2, i3)                                                     \
+#define TESSERA_WGMMA_SHARED(n, type, i0, i1, i2, i3, i4)                                                 \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2                                                   \
                ", 0;\n"                                                                                   \
                "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TESSERA_REGISTERS_##n \
-               "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, %" #i3 ";\n}\n"                                        \
+               "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";\n}\n"                                 \
                : TESSERA_SUMS_##n                                                                         \
-               : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(static_cast<int>(transposed_b)))
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(static_cast<int>(transposed_a)),        \
+                 "n"(static_cast<int>(transposed_b)))
 #define TESSERA_WGMMA_REGISTERS(n, type, i0, i1, i2, i3, i4, i5, i6)                                      \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i5                                                   \
                ", 0;\n"                                                                                   \
@@ -151,13 +152,13 @@ struct Wgmma;
 #define TESSERA_WGMMA(n, i0, i1, i2, i3, i4, i5, i6)                                                              \
   template <>                                                                                                     \
   struct Wgmma<n> {                                                                                               \
-    template <DType dtype, bool transposed_b>                                                                     \
+    template <DType dtype, bool transposed_b, bool transposed_a = false>                                          \
     static __forceinline__ void shared_shared(float (&d)[n / 2], unsigned long long a, unsigned long long b,      \
                                               bool adds) {                                                        \
       if constexpr (dtype == DType::kFloat16) {                                                                   \
-        TESSERA_WGMMA_SHARED(n, "f16", i0, i1, i2, i3);                                                           \
+        TESSERA_WGMMA_SHARED(n, "f16", i0, i1, i2, i3, i4);                                                       \
       } else {                                                                                                    \
-        TESSERA_WGMMA_SHARED(n, "bf16", i0, i1, i2, i3);                                                          \
+        TESSERA_WGMMA_SHARED(n, "bf16", i0, i1, i2, i3, i4);                                                      \
       }                                                                                                           \
     }                                                                                                             \
     template <DType dtype, bool transposed_b>                                                                     \

@@ -15,6 +15,7 @@
 #include "cpu/attention.h"
 #include "cuda/code_arch.h"
 #include "ops/attention_backward.h"
+#include "ops/attention_backward_sm90.h"
 #include "ops/attention_forward.h"
 #include "ops/attention_forward_sm90.h"
 #include "ops/format.h"
@@ -109,6 +110,7 @@ Status load_kernels(tessera_plan& plan) {
   if (plan.chosen.forward) instances = {tessera::select::instance_of(*plan.chosen.forward)};
   if (plan.chosen.forward_sm90) instances = {tessera::select::instance_of(*plan.chosen.forward_sm90)};
   if (plan.chosen.backward) instances = tessera::backward_kernels(*plan.chosen.backward, plan.problem.vectors);
+  if (plan.chosen.backward_sm90) instances = tessera::backward_sm90_kernels(*plan.chosen.backward_sm90);
   for (const tessera::jit::KernelInstance& instance : instances) {
     const auto kernel = tessera::cuda::load_kernel(plan.place.index, instance);
     if (!kernel.ok()) return kernel.status();
@@ -137,6 +139,9 @@ Status run(const tessera_plan& plan, const CheckedAttention& checked, void* work
   }
   if (plan.chosen.backward) {
     return tessera::enqueue_backward(plan.kernels, checked.args, *plan.chosen.backward, scratch, on);
+  }
+  if (plan.chosen.backward_sm90) {
+    return tessera::enqueue_backward_sm90(plan.kernels, checked.args, *plan.chosen.backward_sm90, scratch, on);
   }
   return tessera::cpu::run(checked.args, plan.device.threads, scratch);
 }

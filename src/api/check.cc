@@ -450,7 +450,8 @@ class Checker {
     const std::int64_t rows_q = problem_.varlen ? problem_.total_q : problem_.seq_q;
     const std::int64_t rows_k = problem_.varlen ? problem_.total_k : problem_.seq_k;
     return allows(a.q, rows_q, problem_.heads_q) && allows(a.k, rows_k, problem_.heads_kv) &&
-           allows(a.v, rows_k, problem_.heads_kv);
+           allows(a.v, rows_k, problem_.heads_kv) &&
+           (problem_.op != AttentionOp::kBackward || allows(a.d_o, rows_q, problem_.heads_q));
   }
 
   const tessera_attention_op op_;

@@ -141,10 +141,15 @@ class CudaDevice final : public Device {
   }
 
   Result<void*> workspace(std::size_t bytes) override {
-    if (bytes <= scratch_.bytes()) return scratch_.data();
-    Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, bytes);
-    if (!memory.ok()) return memory.status();
-    scratch_ = std::move(*memory);
+    if (bytes > scratch_.bytes()) {
+      Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, bytes);
+      if (!memory.ok()) return memory.status();
+      scratch_ = std::move(*memory);
+    }
+    // Sums that are not zeroed first shall show.
+    if (bytes > 0) {
+      if (Status s = scratch_.fill_bytes(0xff); !s.ok()) return s;
+    }
     return scratch_.data();
   }
 

@@ -1,6 +1,7 @@
 #include "cuda/kernel.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// ptx/grid.cuh: code for sm_90 and newer waits for what is before it. target: "sm_90a", or "compute_90" for PTX.
+bool can_start_early(const Driver& d, const std::string& target) {
+  int version = 0;
+  return std::atoi(target.c_str() + target.find('_') + 1) >= 90 && d.driver_version(&version) == kCudaSuccess &&
+         version >= kOldestDriverToStartEarly;
+}
+
 Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, const jit::KernelInstance& instance,
                                                   const jit::Image& image) {
   const auto start = std::chrono::steady_clock::now();
@@ -61,9 +69,7 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
     d.module_unload(module);
     return s;
   }
-  int version = 0;
-  kernel->starts_early =
-      instance.starts_early && d.driver_version(&version) == kCudaSuccess && version >= kOldestDriverToStartEarly;
+  kernel->starts_early = instance.starts_early && can_start_early(d, image.target);
   d.function_attribute(&kernel->registers, kRegisters, kernel->function);
   d.function_attribute(&kernel->local_bytes, kLocalSize, kernel->function);
   d.function_attribute(&kernel->static_smem_bytes, kSharedSize, kernel->function);

@@ -26,7 +26,7 @@ struct KernelInstance {
   int threads = 0;     // per block
   int min_blocks = 0;  // per SM, for __launch_bounds__; 0: left to ptxas
   int dynamic_smem_bytes = 0;
-  bool starts_early = false;  // waits by itself for the kernels before it on its stream (ptx/grid.cuh)
+  bool starts_early = false;  // from sm_90 on it waits by itself for the kernels before it (ptx/grid.cuh)
 
   bool operator==(const KernelInstance&) const = default;
 };

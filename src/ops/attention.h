@@ -63,7 +63,7 @@ struct AttentionProblem {
   bool deterministic = false;  // backward: bitwise equal from run to run
 
   bool vectors = true;      // GPU: every row of every activation starts at a multiple of 16 bytes
-  bool tensor_maps = true;  // GPU: and q's, k's and v's strides are positive, as the copy engine wants them
+  bool tensor_maps = true;  // GPU: and q's, k's, v's and dO's strides are positive, as the copy engine wants them
 
   bool operator==(const AttentionProblem&) const = default;
 };

@@ -2,61 +2,12 @@
 
 #include <algorithm>
 #include <climits>
-#include <utility>
 
 #include "ops/attention_params.h"
 #include "ops/extents.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::uint64_t kBytes = 2;  // of an element
-
-// seq: rows of a sequence, the longest one's where packed (contract/attention_forward_sm90.h: RowOrigin). total: rows
-// of a packed tensor.
-struct TensorExtents {
-  std::int64_t batch, seq, heads, dim;
-  bool packed;
-  std::int64_t total;
-};
-
-// joined: 0, or heads that a box has of each of its rows / joined queries; heads are then the second axis.
-Status boxes_of(const TensorView& view, const TensorExtents& of, int rows, int narrowest_panel, PanelBoxes& list,
-                std::int64_t joined = 0) {
-  const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };
-  // The stride of an axis of one does not matter, but must be one that the driver takes.
-  const auto stride = [&](std::int64_t extent, std::int64_t elements) {
-    return extent > 1 ? bytes(elements) : std::uint64_t{16};
-  };
-  cuda::TensorBox box;
-  box.address = reinterpret_cast<std::uintptr_t>(view.data);
-  box.rows = static_cast<std::uint32_t>(rows);
-  const std::int64_t last = of.packed ? of.total + 1 : of.batch;
-  box.extents = {static_cast<std::uint64_t>(of.dim), static_cast<std::uint64_t>(of.seq),
-                 static_cast<std::uint64_t>(of.heads), static_cast<std::uint64_t>(last)};
-  // Packed, both axes of rows move by rows, of which there may be one.
-  box.strides = {stride(of.packed ? of.total : of.seq, view.seq_stride), stride(of.heads, view.head_stride),
-                 of.packed ? stride(of.total, view.seq_stride) : stride(of.batch, view.batch_stride)};
-  if (of.packed) {
-    const std::uint64_t before = static_cast<std::uint64_t>(of.seq) * box.strides[0];
-    if (before > box.address) return Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: sequences are too long");
-    box.address -= before;
-  }
-  if (joined > 0) {
-    std::swap(box.extents[1], box.extents[2]);
-    std::swap(box.strides[0], box.strides[1]);
-    box.rows = static_cast<std::uint32_t>(joined);
-    box.layers = static_cast<std::uint32_t>(rows / joined);
-  }
-  const int dim = static_cast<int>(of.dim);
-  for (int column = 0; column < padded_dim(dim, narrowest_panel);) {
-    const Panel panel = panel_at(dim, narrowest_panel, column);
-    box.columns = static_cast<std::uint32_t>(panel.width);
-    if (list.count == 0 || list.box[list.count - 1].columns != box.columns) list.box[list.count++] = box;
-    column += panel.width;
-  }
-  return {};
-}
 
 Status encode_all(const PanelBoxes& boxes, PanelMaps& maps) {
   for (const cuda::TensorBox& box : boxes) {
@@ -71,14 +22,12 @@ Status encode_all(const PanelBoxes& boxes, PanelMaps& maps) {
 
 Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const AttentionForwardSm90Config& config) {
   const AttentionProblem& p = args.problem;
-  const TensorExtents of_q{p.batch, p.seq_q, p.heads_q, p.dim_qk, p.varlen, p.total_q};
-  const TensorExtents of_k{p.batch, p.seq_k, p.heads_kv, p.dim_qk, p.varlen, p.total_k};
-  const TensorExtents of_v{p.batch, p.seq_k, p.heads_kv, p.dim_v, p.varlen, p.total_k};
   const std::int64_t joined = config.joined ? p.heads_q / p.heads_kv : 0;
   Result<ForwardSm90Boxes> boxes(std::in_place);
-  Status s = boxes_of(args.q, of_q, block_q_of(config), config.narrowest_panel, boxes->q, joined);
-  if (s.ok()) s = boxes_of(args.k, of_k, config.block_k, config.narrowest_panel, boxes->k);
-  if (s.ok()) s = boxes_of(args.v, of_v, config.block_k, config.narrowest_panel, boxes->v);
+  Status s =
+      panel_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config), config.narrowest_panel, boxes->q, joined);
+  if (s.ok()) s = panel_boxes(args.k, key_extents(p, p.dim_qk), config.block_k, config.narrowest_panel, boxes->k);
+  if (s.ok()) s = panel_boxes(args.v, key_extents(p, p.dim_v), config.block_k, config.narrowest_panel, boxes->v);
   if (!s.ok()) boxes = std::move(s);
   return boxes;
 }
@@ -99,7 +48,7 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
     work = Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
     return work;
   }
-  const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, kBytes);
+  const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, 2);
   AttentionForwardSm90Params& params = work->params;
   fill_problem(params, args);
   fill_outputs(params, args);

@@ -1,24 +1,15 @@
 // Attention forward on Hopper (kernels/attention/forward_sm90.cuh).
 #pragma once
 
-#include <array>
-
 #include "contract/attention_forward_sm90.h"
 #include "cuda/kernel.h"
-#include "cuda/tensor_map.h"
 #include "ops/attention.h"
+#include "ops/panel_boxes.h"
 #include "ops/status.h"
 
 namespace tessera {
 
-// Q, K and V as the copy engine is to see them: the boxes of each panel width that a tile has, widest first.
-struct PanelBoxes {
-  std::array<cuda::TensorBox, 3> box;
-  int count = 0;
-
-  const cuda::TensorBox* begin() const { return box.data(); }
-  const cuda::TensorBox* end() const { return box.data() + count; }
-};
+// Q, K and V as the copy engine is to see them.
 struct ForwardSm90Boxes {
   PanelBoxes q, k, v;
 };

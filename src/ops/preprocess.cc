@@ -49,6 +49,9 @@ Result<cuda::Work<BackwardPreprocessParams>> preprocess_work(const PreprocessArg
   params.d_lse_strides = strides_of(args.d_lse);
   params.delta_strides = strides_of(args.delta);
   params.lse_log2_strides = strides_of(args.lse_log2);
+  params.zeroed = args.zeroed;
+  params.zeroed_words = args.zeroed_bytes / 16;
+  params.zeroed_a_block = ceil_div(params.zeroed_words, std::max<std::int64_t>(blocks, 1));
   params.seq = args.seq;
   params.heads = static_cast<unsigned>(args.heads);
   params.seq_tiles = static_cast<unsigned>(tiles);

@@ -20,6 +20,8 @@ struct PreprocessArgs {
   RowView d_lse;              // read, may be null
   RowView delta;              // written: sum dO * O - dLSE; 0 where LSE is -inf
   RowView lse_log2;           // written: LSE * log2(e); +inf where LSE is -inf
+  void* zeroed = nullptr;     // written: zeros, where there are rows at all; a multiple of 16, as its size
+  std::int64_t zeroed_bytes = 0;
 };
 
 // Pure: what computes `args` with this Config, whose dtype is the arguments' and whose vectors their rows allow.

@@ -22,6 +22,7 @@ struct Candidate {
   std::optional<AttentionForwardConfig> forward;  // where `kernel` is the GPU's forward
   std::optional<AttentionForwardSm90Config> forward_sm90;
   std::optional<BackwardConfigs> backward;  // likewise
+  std::optional<AttentionBackwardSm90Config> backward_sm90;
 };
 
 struct Refusal {

@@ -115,6 +115,24 @@ std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_
   return list;
 }
 
+std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded) {
+  const BackwardSm90Tile tile = backward_sm90_tile(dim_qk, dim_v);
+  if (tile.consumers == 0) return {};
+  return {{.dtype = dtype,
+           .dim_qk = dim_qk,
+           .dim_v = dim_v,
+           .consumers = tile.consumers,
+           .block_q = tile.block_q,
+           .stages = tile.stages,
+           .ds_stages = tile.ds_stages,
+           .overlaps = tile.overlaps,
+           .keeps_k = tile.keeps_k,
+           .keeps_v = tile.keeps_v,
+           .dq_columns = tile.dq_columns,
+           .dq_registers = tile.dq_registers,
+           .banded = banded}};
+}
+
 jit::KernelInstance instance_of(const AttentionBackwardConfig& config) {
   return {
       .name = format("attention_backward_{}_d{}x{}_{}x{}w{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
@@ -126,7 +144,21 @@ jit::KernelInstance instance_of(const AttentionBackwardConfig& config) {
       .config = jit::config_text("AttentionBackwardConfig", config),
       .threads = config.warps * 32,
       .min_blocks = config.blocks_per_sm,
-      .dynamic_smem_bytes = backward_layout(config).bytes};
+      .dynamic_smem_bytes = backward_layout(config).bytes,
+      .starts_early = true};
+}
+
+jit::KernelInstance instance_of(const AttentionBackwardSm90Config& config) {
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, config.block_q, block_k_of(config), config.banded ? "_banded" : ""),
+          .header = "attention/backward_sm90.cuh",
+          .entry = "attention_backward_sm90",
+          .params = "AttentionBackwardSm90Params",
+          .config = jit::config_text("AttentionBackwardSm90Config", config),
+          .threads = threads_of(config),
+          .min_blocks = 1,
+          .dynamic_smem_bytes = backward_sm90_layout(config).bytes,
+          .starts_early = true};
 }
 
 jit::KernelInstance instance_of(const BackwardDqConfig& config) {
@@ -139,7 +171,8 @@ jit::KernelInstance instance_of(const BackwardDqConfig& config) {
           .config = jit::config_text("BackwardDqConfig", config),
           .threads = config.warps * 32,
           .min_blocks = config.blocks_per_sm,
-          .dynamic_smem_bytes = backward_dq_shared_bytes(config)};
+          .dynamic_smem_bytes = backward_dq_shared_bytes(config),
+          .starts_early = true};
 }
 
 jit::KernelInstance instance_of(const BackwardConvertConfig& config) {
@@ -149,7 +182,8 @@ jit::KernelInstance instance_of(const BackwardConvertConfig& config) {
           .params = "BackwardConvertParams",
           .config = jit::config_text("BackwardConvertConfig", config),
           .threads = config.threads,
-          .min_blocks = kMinBlocks};
+          .min_blocks = kMinBlocks,
+          .starts_early = true};
 }
 
 jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
@@ -163,7 +197,8 @@ jit::KernelInstance instance_of(const AttentionForwardConfig& config) {
       .config = jit::config_text("AttentionForwardConfig", config),
       .threads = config.warps * 32,
       .min_blocks = 1,
-      .dynamic_smem_bytes = forward_shared_bytes(config)};
+      .dynamic_smem_bytes = forward_shared_bytes(config),
+      .starts_early = true};
 }
 
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config) {
@@ -188,7 +223,8 @@ jit::KernelInstance instance_of(const BackwardPreprocessConfig& config) {
           .params = "BackwardPreprocessParams",
           .config = jit::config_text("BackwardPreprocessConfig", config),
           .threads = config.threads,
-          .min_blocks = kMinBlocks};
+          .min_blocks = kMinBlocks,
+          .starts_early = true};
 }
 
 jit::KernelInstance instance_of(const SplitCombineConfig& config) {
@@ -198,7 +234,8 @@ jit::KernelInstance instance_of(const SplitCombineConfig& config) {
           .params = "SplitCombineParams",
           .config = jit::config_text("SplitCombineConfig", config),
           .threads = config.threads,
-          .min_blocks = kMinBlocks};
+          .min_blocks = kMinBlocks,
+          .starts_early = true};
 }
 
 namespace {
@@ -206,6 +243,7 @@ namespace {
 // Dims that stand for all multiples of 8: each tile shape's largest, odd counts of 16 and of 8, and the common ones.
 constexpr int kForwardDims[] = {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256};
 constexpr int kForwardSm90Dims[] = {8, 64, 72, 80, 96, 112, 128, 192, 256};
+constexpr int kBackwardSm90Dims[] = {8, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128};
 constexpr int kBackwardDims[] = {8, 64, 80, 128, 256};
 constexpr int kMoreBackwardDims[] = {56,  72,  96,
                                      104, 112, 192};  // banded only, which needs the most registers of the common ones
@@ -267,6 +305,16 @@ std::vector<jit::KernelInstance> kernels_for(const std::string& arch) {
     if (compute == 90) {
       for (const int dim : kForwardSm90Dims) add_forward_sm90(list, dtype, dim, dim, variant);
       add_forward_sm90(list, dtype, 192, 128, variant);
+      if (!variant.general) {
+        const auto add = [&](int dim_qk, int dim_v) {
+          for (const auto& config : backward_sm90_configs(dtype, dim_qk, dim_v, variant.banded)) {
+            list.push_back(instance_of(config));
+          }
+        };
+        for (const int dim : kBackwardSm90Dims) add(dim, dim);
+        add(128, 64);
+        add(64, 128);
+      }
     }
     if (compute == 89) continue;  // what sm_86 runs
     for (const int dim : kBackwardDims) add_backward(list, compute, dtype, dim, dim, 8, variant);

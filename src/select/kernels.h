@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "contract/attention_backward.h"
+#include "contract/attention_backward_sm90.h"
 #include "contract/attention_forward.h"
 #include "contract/attention_forward_sm90.h"
 #include "contract/backward_preprocess.h"
@@ -46,7 +47,11 @@ struct BackwardConfigs {
 std::vector<BackwardConfigs> backward_configs(int compute, DType dtype, int dim_qk, int dim_v, int vector, bool banded,
                                               bool general, bool deterministic);
 
+// The Hopper backward's, for sm_90a; none where a head dim is above 128.
+std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool banded);
+
 jit::KernelInstance instance_of(const AttentionBackwardConfig& config);
+jit::KernelInstance instance_of(const AttentionBackwardSm90Config& config);
 jit::KernelInstance instance_of(const AttentionForwardConfig& config);
 jit::KernelInstance instance_of(const AttentionForwardSm90Config& config);
 jit::KernelInstance instance_of(const BackwardConvertConfig& config);

@@ -274,8 +274,9 @@ TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
 
 TEST_F(Cli, runs_at_the_same_time_may_share_a_record) {
   const std::vector<std::string> kernels = {"attention/backward.cuh",     "attention/backward_convert.cuh",
-                                            "attention/backward_dq.cuh",  "attention/forward.cuh",
-                                            "attention/forward_sm90.cuh", "attention/split_combine.cuh"};
+                                            "attention/backward_dq.cuh",  "attention/backward_sm90.cuh",
+                                            "attention/forward.cuh",      "attention/forward_sm90.cuh",
+                                            "attention/split_combine.cuh"};
   std::vector<std::thread> threads;
   for (const std::string& kernel : kernels) {
     threads.emplace_back([&, kernel] {

@@ -188,6 +188,18 @@ TEST(Launch, preprocess_grid_covers_every_row) {
   }
 }
 
+TEST(Launch, preprocess_s_blocks_have_equal_shares_of_what_is_to_be_zeroed) {
+  PreprocessArgs args = some_preprocess(64);
+  for (const std::int64_t words : {0, 1, 5, 6, 7, 100000}) {
+    args.zeroed_bytes = words * 16;
+    const auto what = preprocess_launch(args);
+    ASSERT_TRUE(what.ok());
+    EXPECT_EQ(what->params.zeroed_words, words);
+    EXPECT_GE(what->params.zeroed_a_block * what->grid.x, words);
+    EXPECT_LT((what->params.zeroed_a_block - 1) * what->grid.x, std::max<std::int64_t>(words, 1));
+  }
+}
+
 TEST(Launch, empty_tensors_launch_nothing_and_bad_ones_are_refused) {
   PreprocessArgs args = some_preprocess(64);
   args.seq = 0;

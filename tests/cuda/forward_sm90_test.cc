@@ -128,23 +128,23 @@ TEST(ForwardSm90, a_divisor_divides_every_number_below_two_to_the_31) {
   }
 }
 
-TEST(ForwardSm90, every_tile_is_taken_once_and_the_last_queries_of_a_section_first) {
+TEST(ForwardSm90, every_tile_is_taken_once_and_the_first_of_a_section_before_the_others) {
   for (const unsigned blocks : {1U, 7U, 132U}) {
-    for (const unsigned q_tiles : {1U, 5U, 13U}) {
+    for (const unsigned tiles : {1U, 5U, 13U}) {
       for (const unsigned together : {1U, 4U, 9U, 24U}) {
         constexpr unsigned kHeads = 8, kColumns = 24;
         std::map<unsigned, unsigned> seen;  // tile: by how many
         for (unsigned block = 0; block < blocks; ++block) {
-          for (unsigned round = 0; own_index(round, block, blocks) < q_tiles * kColumns; ++round) {
+          for (unsigned round = 0; own_index(round, block, blocks) < tiles * kColumns; ++round) {
             const WorkItem item =
-                work_item(own_index(round, block, blocks), q_tiles, kColumns, divisor(kHeads), divisor(together));
+                work_item(own_index(round, block, blocks), tiles, kColumns, divisor(kHeads), divisor(together));
             ASSERT_LT(item.head, kHeads);
-            ++seen[(item.batch * kHeads + item.head) * q_tiles + item.q_tile];
+            ++seen[(item.batch * kHeads + item.head) * tiles + item.tile];
           }
         }
-        ASSERT_EQ(seen.size(), q_tiles * kColumns) << blocks << ", " << q_tiles << ", " << together;
+        ASSERT_EQ(seen.size(), tiles * kColumns) << blocks << ", " << tiles << ", " << together;
         for (const auto& [tile, count] : seen) ASSERT_EQ(count, 1U) << tile;
-        EXPECT_EQ(work_item(0, q_tiles, kColumns, divisor(kHeads), divisor(together)).q_tile, q_tiles - 1);
+        EXPECT_EQ(work_item(0, tiles, kColumns, divisor(kHeads), divisor(together)).tile, 0U);
       }
     }
   }

@@ -49,6 +49,13 @@ void check(const Case& c, const jit::Target& target) {
   PreprocessArgs args{c.dtype,    batch, seq,          heads,          dim, o.view(), d_o.view(),
                       lse.view(), {},    delta.view(), lse_log2.view()};
   if (c.with_d_lse) args.d_lse = d_lse.view();
+  constexpr std::size_t kZeros = 16 * 1000, kBehind = 16;
+  std::vector<unsigned char> zeroed(kZeros + kBehind, 0xff);
+  auto sums = DeviceBuffer::make(kDevice, zeroed.size());
+  ASSERT_TRUE(sums.ok());
+  ASSERT_OK(sums->upload(zeroed.data(), zeroed.size()));
+  args.zeroed = sums->data();
+  args.zeroed_bytes = kZeros;
   const auto what = preprocess_launch(args);
   ASSERT_TRUE(what.ok()) << what.status().message();
   const auto kernel = load_kernel(kDevice, what->instance, target);
@@ -59,6 +66,8 @@ void check(const Case& c, const jit::Target& target) {
   ASSERT_OK(stream->synchronize());
   ASSERT_OK(delta.buffer.download(delta.values.data(), delta.values.size() * 4));
   ASSERT_OK(lse_log2.buffer.download(lse_log2.values.data(), lse_log2.values.size() * 4));
+  ASSERT_OK(sums->download(zeroed.data(), zeroed.size()));
+  for (std::size_t i = 0; i < zeroed.size(); ++i) ASSERT_EQ(zeroed[i], i < kZeros ? 0 : 0xff) << i;
 
   for (std::int64_t b = 0; b < batch; ++b) {
     for (std::int64_t h = 0; h < heads; ++h) {

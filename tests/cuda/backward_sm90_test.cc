@@ -1,0 +1,290 @@
+#include <algorithm>
+#include <map>
+
+#include "contract/arch.h"
+#include "contract/mask.h"
+#include "ops/attention_backward_sm90.h"
+#include "select/attention.h"
+#include "select/kernels.h"
+#include "tests/cuda/helpers.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::uintptr_t kAddress = 1 << 30;
+
+AttentionBackwardSm90Config config_for(int dim_qk, int dim_v) {
+  return select::backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true).front();
+}
+
+AttentionArgs args_for(int dim_qk, int dim_v, bool packed) {
+  AttentionArgs args;
+  AttentionProblem& p = args.problem;
+  p.op = AttentionOp::kBackward;
+  p.dtype = DType::kBFloat16;
+  p.batch = 3;
+  p.seq_q = 200;
+  p.seq_k = 300;
+  p.heads_q = 8;
+  p.heads_kv = 4;
+  p.dim_qk = dim_qk;
+  p.dim_v = dim_v;
+  p.scale = 1;
+  p.varlen = packed;
+  p.total_q = packed ? 450 : 0;
+  p.total_k = packed ? 700 : 0;
+  const auto view = [&](std::uintptr_t address, std::int64_t seq, std::int64_t heads, std::int64_t dim) {
+    return TensorView{reinterpret_cast<void*>(address), packed ? 0 : seq * heads * dim, heads * dim, dim};
+  };
+  args.q = view(kAddress, 200, 8, dim_qk);
+  args.d_o = view(2 * kAddress, 200, 8, dim_v);
+  args.k = view(3 * kAddress, 300, 4, dim_qk);
+  args.v = view(4 * kAddress, 300, 4, dim_v);
+  return args;
+}
+
+TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
+  int tiles = 0;
+  for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
+    for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
+      const auto configs = select::backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true);
+      ASSERT_EQ(configs.empty(), dim_qk > 128 || dim_v > 128) << dim_qk << ", " << dim_v;
+      for (const AttentionBackwardSm90Config& config : configs) {
+        ++tiles;
+        ASSERT_LE(backward_sm90_layout(config).bytes, limits_of(90).shared_memory_per_block);
+        const int consumer = consumer_registers(config);
+        const int producer = producer_registers(config);
+        for (const int registers : {consumer, producer, config.dq_registers}) {
+          ASSERT_EQ(registers % 8, 0);  // setmaxnreg's grain and least
+          ASSERT_GE(registers, 24);
+        }
+        ASSERT_LE(kWarpgroup * (producer + config.dq_registers + config.consumers * consumer), 65536);
+        ASSERT_GE(consumer, (dim_qk + dim_v) / 2 + 48 + 30);
+        if (config.overlaps) {
+          ASSERT_GE(config.stages, 3);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(tiles, 16 * 16);
+}
+
+TEST(BackwardSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_to_their_swizzle) {
+  for (const int dim : {8, 64, 80, 128}) {
+    const AttentionBackwardSm90Config config = config_for(dim, dim);
+    const BackwardSm90Layout at = backward_sm90_layout(config);
+    const int padded = (dim + 63) / 64 * 64;
+    std::map<int, int> pieces;  // begin: end
+    const auto add = [&](int begin, int bytes, int alignment) {
+      ASSERT_EQ(begin % alignment, 0) << dim;
+      ASSERT_TRUE(pieces.emplace(begin, begin + bytes).second) << dim;
+    };
+    add(at.k, 128 * padded * 2, kTileAlignment);
+    add(at.v, 128 * padded * 2, kTileAlignment);
+    add(at.k_full, 8, 8);
+    add(at.v_full, 8, 8);
+    for (int i = 0; i < config.stages; ++i) {
+      add(at.q + i * at.q_stage, config.block_q * padded * 2, kTileAlignment);
+      add(at.d_o + i * at.d_o_stage, config.block_q * padded * 2, kTileAlignment);
+      add(at.rows + i * at.rows_stage, (2 * config.block_q + kStepWords) * 4, 16);
+      add(at.q_full + i * 8, 8, 8);
+      add(at.d_o_full + i * 8, 8, 8);
+      add(at.empty + i * 8, 8, 8);
+    }
+    for (int i = 0; i < config.ds_stages; ++i) {
+      add(at.ds + i * at.ds_stage, 128 * config.block_q * 2, kTileAlignment);
+      add(at.ds_full + i * 8, 8, 8);
+      add(at.ds_empty + i * 8, 8, 8);
+    }
+    int end = 0;
+    for (const auto& [piece_begin, piece_end] : pieces) {
+      ASSERT_GE(piece_begin, end) << dim;
+      end = piece_end;
+    }
+    EXPECT_EQ(end, at.bytes);
+  }
+}
+
+TEST(BackwardSm90, a_lane_finds_its_rows_values_of_16_queries_side_by_side) {
+  for (int step = 0; step < 4; ++step) {
+    for (int lane = 0; lane < 4; ++lane) {  // of a quad: columns 2 lane and 2 lane + 1 of each 8
+      for (int i = 0; i < 4; ++i) {
+        EXPECT_EQ(row_slot(step * 16 + i / 2 * 8 + lane * 2 + i % 2), step * 16 + lane * 4 + i);
+      }
+    }
+  }
+}
+
+TEST(BackwardSm90, boxes_are_of_a_step_s_queries_and_a_block_s_keys) {
+  const AttentionBackwardSm90Config config = config_for(72, 128);
+  const auto boxes = backward_sm90_boxes(args_for(72, 128, false), config);
+  ASSERT_TRUE(boxes.ok());
+  const auto expect = [](const PanelBoxes& list, std::uintptr_t address, std::array<std::uint64_t, 4> extents,
+                         std::uint32_t rows) {
+    ASSERT_EQ(list.count, 1);
+    const cuda::TensorBox& box = list.box[0];
+    EXPECT_EQ(box.address, address);
+    EXPECT_EQ(box.extents, extents);
+    EXPECT_EQ(box.strides, (std::array<std::uint64_t, 3>{2 * extents[0] * extents[2], 2 * extents[0],
+                                                         2 * extents[0] * extents[2] * extents[1]}));
+    EXPECT_EQ(box.columns, 64U);
+    EXPECT_EQ(box.rows, rows);
+  };
+  expect(boxes->q, kAddress, {72, 200, 8, 3}, 64);
+  expect(boxes->d_o, 2 * kAddress, {128, 200, 8, 3}, 64);
+  expect(boxes->k, 3 * kAddress, {72, 300, 4, 3}, 128);
+  expect(boxes->v, 4 * kAddress, {128, 300, 4, 3}, 128);
+}
+
+// What that is good for: contract/attention_forward_sm90.h, RowOrigin, and its test there.
+TEST(BackwardSm90, packed_boxes_begin_as_many_rows_before_their_tensor_as_the_longest_sequence_has) {
+  const auto boxes = backward_sm90_boxes(args_for(64, 64, true), config_for(64, 64));
+  ASSERT_TRUE(boxes.ok());
+  EXPECT_EQ(boxes->d_o.box[0].address, 2 * kAddress - 200 * 2 * 512);
+  EXPECT_EQ(boxes->d_o.box[0].extents, (std::array<std::uint64_t, 4>{64, 200, 8, 451}));
+  EXPECT_EQ(boxes->v.box[0].address, 4 * kAddress - 300 * 2 * 256);
+  EXPECT_EQ(boxes->v.box[0].extents, (std::array<std::uint64_t, 4>{64, 300, 4, 701}));
+}
+
+TEST(BackwardSm90, every_tile_of_keys_has_one_block_and_the_first_keys_of_a_section_come_first) {
+  for (const unsigned k_tiles : {1U, 5U, 13U}) {
+    for (const unsigned together : {1U, 4U, 5U, 24U}) {
+      constexpr unsigned kHeads = 8, kColumns = 24;
+      std::map<unsigned, unsigned> seen;  // tile: by how many
+      unsigned last_tile = 0;
+      for (unsigned block = 0; block < k_tiles * kColumns; ++block) {
+        const WorkItem item = work_item(block, k_tiles, kColumns, divisor(kHeads), divisor(together));
+        ASSERT_LT(item.head, kHeads);
+        ASSERT_LT(item.batch, kColumns / kHeads);
+        ++seen[(item.batch * kHeads + item.head) * k_tiles + item.tile];
+        if (block % (together * k_tiles) == 0) {
+          ASSERT_EQ(item.tile, 0U);
+        } else {
+          ASSERT_GE(item.tile, last_tile);
+        }
+        last_tile = item.tile;
+      }
+      ASSERT_EQ(seen.size(), k_tiles * kColumns) << k_tiles << ", " << together;
+      for (const auto& [tile, count] : seen) ASSERT_EQ(count, 1U) << tile;
+    }
+  }
+}
+
+TEST(BackwardSm90, a_block_walks_over_just_the_tiles_of_queries_that_see_one_of_its_keys) {
+  constexpr int kBlockQ = 64, kBlockK = 128;
+  const int lengths[][2] = {{1, 1}, {64, 128}, {65, 200}, {300, 300}, {200, 65}, {700, 129}};
+  const Mask masks[] = {{false, false, -1, -1}, {true, false, -1, -1}, {true, true, -1, -1},
+                        {false, false, 17, 5},  {false, true, 0, 0},   {true, true, 100, -1}};
+  for (const auto& [len_q, len_k] : lengths) {
+    for (const Mask& mask : masks) {
+      const auto edge = [](std::int64_t window) { return window < 0 ? kUnbounded : static_cast<int>(window); };
+      const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right};
+      for (int first_k = 0; first_k < len_k; first_k += kBlockK) {
+        const int last_k = std::min(first_k + kBlockK, len_k) - 1;
+        const QueryTiles tiles =
+            query_tiles(band, mask.bottom_right ? len_k - len_q : 0, first_k, last_k, len_q, kBlockQ);
+        for (int tile = 0; tile * kBlockQ < len_q; ++tile) {
+          bool sees = false;
+          for (int query = tile * kBlockQ; query < std::min((tile + 1) * kBlockQ, len_q); ++query) {
+            const Range keys = visible_keys(mask, query, len_q, len_k);
+            sees |= !keys.empty() && keys.begin <= last_k && keys.end > first_k;
+          }
+          const bool walked = tile >= tiles.first && tile < tiles.first + tiles.count;
+          // What lies between two that see is walked over; a band leaves no gap.
+          ASSERT_EQ(walked, sees) << len_q << ", " << len_k << ", keys from " << first_k << ", tile " << tile;
+        }
+      }
+    }
+  }
+}
+
+TEST(BackwardSm90, heads_that_are_worked_on_together_fit_the_cache_in_equal_groups) {
+  AttentionArgs args = args_for(128, 128, false);
+  args.problem.batch = 2;
+  args.problem.heads_q = args.problem.heads_kv = 16;
+  args.problem.seq_q = args.problem.seq_k = 8192;
+  const auto work = backward_sm90_work(args, config_for(128, 128));
+  ASSERT_TRUE(work.ok());
+  EXPECT_EQ(work->grid.x, 64U * 32);
+  EXPECT_EQ(work->params.together.by, 4U);  // 8 MiB each of Q, dO and dQ's sums
+  args.problem.seq_q = 1 << 20;
+  EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together.by, 1U);
+}
+
+TEST(BackwardSm90, registers_go_to_k_then_to_v_and_only_then_to_a_second_accumulator) {
+  struct Expected {
+    int dim, stages;
+    bool keeps_k, keeps_v, overlaps;
+  };
+  for (const Expected& want : {Expected{40, 3, true, true, true}, Expected{64, 3, true, true, false},
+                               Expected{80, 3, true, false, false}, Expected{96, 3, true, false, false},
+                               Expected{112, 2, false, false, false}, Expected{128, 2, false, false, false}}) {
+    const AttentionBackwardSm90Config config = config_for(want.dim, want.dim);
+    EXPECT_EQ(config.stages, want.stages) << want.dim;
+    EXPECT_EQ(config.keeps_k, want.keeps_k) << want.dim;
+    EXPECT_EQ(config.keeps_v, want.keeps_v) << want.dim;
+    EXPECT_EQ(config.overlaps, want.overlaps) << want.dim;
+  }
+}
+
+TEST(BackwardSm90, is_chosen_unless_there_are_few_queries) {
+  const auto chosen = [](int dim, std::int64_t seq_q, std::int64_t seq_k, bool packed = false) {
+    AttentionProblem problem = args_for(dim, dim, packed).problem;
+    problem.seq_q = seq_q;
+    problem.seq_k = seq_k;
+    return select::select_attention(problem, *select::cuda_device("sm_90a")).candidates.front().kernel;
+  };
+  for (const int dim : {8, 64, 80, 96, 128}) {
+    EXPECT_EQ(chosen(dim, 4096, 4096), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 17, 129), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 200, 300, true), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 4096, 1), "attention_backward_sm90") << dim;
+    EXPECT_EQ(chosen(dim, 16, 4096), "attention_backward") << dim;
+  }
+}
+
+TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
+  const auto hopper = *select::cuda_device("sm_90a");
+  const AttentionProblem fits = args_for(128, 64, false).problem;
+  const auto selection = select::select_attention(fits, hopper);
+  ASSERT_FALSE(selection.candidates.empty());
+  EXPECT_EQ(selection.candidates.front().kernel, "attention_backward_sm90");
+  EXPECT_EQ(selection.candidates.front().workspace, *backward_sm90_workspace(fits, config_for(128, 64)));
+
+  const auto expect_refusal = [](const AttentionProblem& problem, const select::Device& device, const char* why) {
+    const auto refused = select::select_attention(problem, device);
+    ASSERT_FALSE(refused.candidates.empty()) << why;
+    EXPECT_EQ(refused.candidates.front().kernel, "attention_backward") << why;
+    const auto refusal = std::find_if(refused.refusals.begin(), refused.refusals.end(),
+                                      [](const auto& r) { return r.kernel == "attention_backward_sm90"; });
+    ASSERT_NE(refusal, refused.refusals.end()) << why;
+    EXPECT_NE(refusal->reason.find(why), std::string::npos) << refusal->reason;
+    EXPECT_NE(select::explain(problem, device, refused).find(why), std::string::npos);
+  };
+  expect_refusal(fits, *select::cuda_device("sm_89"), "sm_90a");
+  expect_refusal(fits, *select::cuda_device("sm_90"), "sm_90a");
+  struct Change {
+    void (*apply)(AttentionProblem&);
+    const char* why;
+  };
+  const Change changes[] = {{[](AttentionProblem& p) { p.softcap = 30; }, "softcap"},
+                            {[](AttentionProblem& p) { p.alibi = true; }, "ALiBi"},
+                            {[](AttentionProblem& p) { p.scale = 0; }, "scale"},
+                            {[](AttentionProblem& p) { p.scale = -1; }, "scale"},
+                            {[](AttentionProblem& p) { p.deterministic = true; }, "atomics, in any order"},
+                            {[](AttentionProblem& p) { p.tensor_maps = false; }, "multiples of 16 bytes"},
+                            {[](AttentionProblem& p) { p.vectors = false; }, "multiples of 16 bytes"},
+                            {[](AttentionProblem& p) { p.dim_qk = 136; }, "head dims up to 128"},
+                            {[](AttentionProblem& p) { p.dim_v = 192; }, "head dims up to 128"},
+                            {[](AttentionProblem& p) { p.batch = 0; }, "nothing to load"},
+                            {[](AttentionProblem& p) { p.seq_q = 0; }, "nothing to load"},
+                            {[](AttentionProblem& p) { p.seq_k = 0; }, "nothing to load"}};
+  for (const Change& change : changes) {
+    AttentionProblem problem = fits;
+    change.apply(problem);
+    expect_refusal(problem, hopper, change.why);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
