@@ -56,6 +56,7 @@ std::string describe(const Case& c) {
   if (c.layout == Layout::kPadded) parts.push_back("padded");
   if (c.layout == Layout::kUnaligned) parts.push_back("unaligned");
   if (c.distribution != Distribution::kNormal) parts.push_back(name_of(c.distribution));
+  if (c.seed != Case().seed) parts.push_back(format("seed{}", c.seed));
   return parts.empty() ? text : text + "/" + join(parts, "+");
 }
 
@@ -124,6 +125,9 @@ Change deterministic() {
 }
 Change values(Distribution d) {
   return [=](Case& c) { c.distribution = d; };
+}
+Change seed(std::uint64_t number) {
+  return [=](Case& c) { c.seed = number; };
 }
 // slack: rows of q and k behind the last sequence.
 Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std::int32_t>& lengths_k,
@@ -340,6 +344,11 @@ std::vector<Case> hostile() {
         out.push_back(make(op, dtype, {1, 130, 700, 2, 1, 64, 64}, {values(d)}));
         out.push_back(make(op, dtype, {1, 270, 700, 2, 2, 64, 64}, {values(d), causal(), bottom_right()}));
         out.push_back(make(op, dtype, {1, 90, 300, 2, 1, 80, 80}, {values(d), window(150, 20), bottom_right()}));
+      }
+      // All queries alike: a row of dK has one random number as its error. Several throws.
+      for (std::uint64_t number : {2, 3, 4}) {
+        out.push_back(make(op, dtype, {1, 90, 300, 2, 1, 80, 80},
+                           {values(Distribution::kSink), window(150, 20), bottom_right(), seed(number)}));
       }
       out.push_back(make(op, dtype, {1, 704, 704, 1, 1, 64, 64}, {values(Distribution::kLogitsMinus120)}));
       out.push_back(make(op, dtype, {1, 64, 8, 2, 1, 64, 64}, {causal(), bottom_right(), dlse()}));

@@ -105,7 +105,7 @@ if ! skipped sanitizer; then
     for tool in memcheck synccheck initcheck; do
       start "sanitizer_$tool" 200 "${sanitize[@]}" --tool $tool "${small_set[@]}"
     done
-    # racecheck does not follow bar.arrive. What counts is its word on a copy with bar.sync instead.
+    # What counts is racecheck's word on a copy that it can follow.
     rm -rf "$out/racecheck_kernels"
     "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
     code=$?

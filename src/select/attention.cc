@@ -126,7 +126,9 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
   const double each_tile = 2.0 + (config.split ? kMerge : 0.0);  // of queries, beside its scores
   // Of the whole GPU, at head dim 64.
   const int best_step = forward_sm90_tile(config.dim_qk, config.dim_v, config.general).block_k;
-  const double scores_per_us = config.blocks > 1 ? 1.55e6 : config.block_k < best_step ? 2.1e6 : 2.2e6;
+  const double alone = config.block_k < best_step ? 2.1e6 : 2.2e6;
+  const double several = config.consumers > 1 ? 1.55e6 : 1.4e6;
+  const double scores_per_us = config.blocks > 1 ? several : alone;
   const double columns = static_cast<double>(p.batch) * static_cast<double>(config.joined ? p.heads_kv : p.heads_q);
   const double items = columns * static_cast<double>(ceil_div(rows_of(p, config), block_q_of(config)));
   // Blocks that have an SM for themselves are not slowed by others.
@@ -139,8 +141,8 @@ double forward_sm90_time(const AttentionProblem& p, const AttentionForwardSm90Co
                          each_tile * (1.0 + 0.6 * std::max(0.0, rounds - 1.0));
   const double by_longest = computed.of_longest / slot_rate + each_tile;
   // Of a mask's long and short tiles, tickets give each block its share, for a word to be zeroed first. Several blocks
-  // an SM even out by themselves, and so do tiles of few keys.
-  const bool tickets_pay = rounds > 4 && p.seq_k > 1024;
+  // an SM even out by themselves, and so do tiles that take little time.
+  const bool tickets_pay = rounds > 4 && p.seq_k * std::max(p.dim_qk, p.dim_v) > 96 * 1024;
   const bool even = !config.banded || config.blocks > 1 || config.tickets == tickets_pay;
   const double imbalance = even ? 1.0 : 1.05;
   // Consumers that share a tile wait through its start and its end together; with tiles for all, each has its own.

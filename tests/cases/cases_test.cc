@@ -244,5 +244,43 @@ TEST(Buffers, results_come_back_and_a_write_into_a_gap_is_seen) {
   EXPECT_TRUE(std::isnan(buffers.results(expected).o.at(0, 1, 0, 0)));
 }
 
+// dK with all queries alike, P and dS rounded as kernels may: P before it goes into dS, too.
+oracle::HostTensor dk_by_hand(const oracle::Inputs& in, const oracle::Outputs& exact, double wrong_delta) {
+  const AttentionProblem& p = in.problem;
+  const auto rounded = [&](double x) { return oracle::round_to(p.dtype, x); };
+  oracle::HostTensor dk(1, p.seq_k, p.heads_kv, p.dim_qk);
+  for (std::int64_t h = 0; h < p.heads_q; ++h) {
+    for (std::int64_t i = 0; i < p.seq_q; ++i) {
+      double delta = wrong_delta;
+      for (std::int64_t d = 0; d < p.dim_v; ++d) delta += rounded(exact.o.at(0, i, h, d)) * in.d_o.at(0, i, h, d);
+      for (std::int64_t j = 0; j < p.seq_k; ++j) {
+        if (!oracle::is_visible(p, i, j, p.seq_q, p.seq_k)) continue;
+        double score = 0, dp = 0;
+        for (std::int64_t d = 0; d < p.dim_qk; ++d) score += in.q.at(0, i, h, d) * in.k.at(0, j, 0, d);
+        for (std::int64_t d = 0; d < p.dim_v; ++d) dp += in.d_o.at(0, i, h, d) * in.v.at(0, j, 0, d);
+        const double weight = rounded(std::exp(score * static_cast<double>(p.scale) - exact.lse.at(0, h, i)));
+        const double ds = rounded(weight * (dp - delta));
+        for (std::int64_t d = 0; d < p.dim_qk; ++d) dk.at(0, j, 0, d) += ds * in.q.at(0, i, h, d);
+      }
+    }
+  }
+  for (double& x : dk.data) x = rounded(x * static_cast<double>(p.scale));
+  return dk;
+}
+
+TEST(Judge, a_row_does_not_fail_by_the_luck_of_the_plain_computation) {
+  for (const Case& c : suite("hostile")) {
+    if (c.problem.op != AttentionOp::kBackward || c.problem.dtype == DType::kFloat32) continue;
+    if (c.distribution != Distribution::kSink || c.problem.window_left < 0 || c.problem.seq_q != 90) continue;
+    const oracle::Inputs in = make_inputs(c);
+    const oracle::Outputs exact = oracle::attention(in), plain = oracle::plain_attention(in);
+    const auto ratio = [&](double wrong_delta) {
+      return oracle::judge(dk_by_hand(in, exact, wrong_delta), exact.dk, plain.dk, c.problem.dtype, c.floor).ratio;
+    };
+    EXPECT_LT(ratio(0), 1) << c.name;
+    EXPECT_GT(ratio(0.5), 1) << c.name;  // of about 9
+  }
+}
+
 }  // namespace
 }  // namespace tessera::cases

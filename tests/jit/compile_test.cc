@@ -119,7 +119,7 @@ TEST(Sources, reachable_follows_includes_and_stays_inside_kernels) {
   std::set<std::string> paths;
   for (const Source* source : reachable("attention/split_combine.cuh", {})) paths.insert(source->path);
   EXPECT_EQ(paths, (std::set<std::string>{"attention/split_combine.cuh", "contract/split_combine.h", "contract/types.h",
-                                          "ptx/convert.cuh", "ptx/global.cuh", "ptx/math.cuh"}));
+                                          "ptx/convert.cuh", "ptx/global.cuh", "ptx/grid.cuh", "ptx/math.cuh"}));
 }
 
 TEST(Sources, kernels_include_nothing_from_outside_kernels) {

@@ -40,8 +40,8 @@ struct RowVerdict {
 
 // Each vector along the last dim by itself, so that an error in a row of small values (the late rows of a causal
 // output, the gradients of keys that few queries see) is not lost in the room that the largest values give. One row of
-// the plain computation may be right by luck, so what its median row gets wrong, relative to the row's size, is allowed
-// too, and the factor is wider than the rule's 2.
+// the plain computation may be right by luck, so what its median row gets wrong, relative to the row's size, and what
+// is to be expected of rounding dS are allowed too, and the factor is wider than the rule's 2.
 RowVerdict judge_rows(const HostTensor& result, const HostTensor& oracle, const HostTensor& baseline, double per_value,
                       double per_term, double per_noise) {
   constexpr double kFactor = 6;
@@ -70,7 +70,8 @@ RowVerdict judge_rows(const HostTensor& result, const HostTensor& oracle, const 
   RowVerdict worst;
   for (std::size_t r = 0; r < rows; ++r) {
     if (err[r] == 0) continue;
-    const double allowed = kFactor * std::max(plain[r], median * size[r]) + per_value * size[r] +
+    const double expected = oracle.row_rounding.empty() ? 0 : oracle.row_rounding[r];
+    const double allowed = kFactor * std::max({plain[r], median * size[r], expected}) + per_value * size[r] +
                            per_term * std::sqrt(static_cast<double>(dims)) +
                            (oracle.row_noise.empty() ? 0 : per_noise * oracle.row_noise[r]);
     if (err[r] / allowed > worst.ratio) {

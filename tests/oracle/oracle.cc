@@ -102,6 +102,8 @@ struct Attention {
       out.dv = HostTensor(in.v.shape[0], in.v.shape[1], p.heads_kv, p.dim_v);
       out.dq.row_noise.assign(out.dq.data.size() / static_cast<std::size_t>(p.dim_qk), 0);
       out.dk.row_noise.assign(out.dk.data.size() / static_cast<std::size_t>(p.dim_qk), 0);
+      out.dq.row_rounding = out.dq.row_noise;
+      out.dk.row_rounding = out.dk.row_noise;
       dk.assign(k.size(), 0);
       dv.assign(v.size(), 0);
     }
@@ -200,6 +202,11 @@ struct Attention {
     }
     delta_noise = epsilon_of(p.dtype) * std::sqrt(delta_noise) * std::abs(p.scale);
     const double q_norm = std::sqrt(static_cast<double>(dot(q_row, q_row, p.dim_qk)));
+    // An error is even between -1/2 and 1/2 of the last place, which is epsilon / m of a value with mantissa m; 0.72 is
+    // the mean of 1 / m.
+    const double rounding = 0.72 / std::sqrt(12.0) * epsilon_of(p.dtype) * std::abs(static_cast<double>(p.scale));
+    double& dq_rounding =
+        out.dq.row_rounding[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)];
     std::vector<double> mean_key(static_cast<std::size_t>(p.dim_qk), 0);  // by weight
     double ds_of_row = 0;
     for (std::size_t x = 0; x < n; ++x) {
@@ -223,6 +230,11 @@ struct Attention {
       }
       double& dk_noise = out.dk.row_noise[static_cast<std::size_t>(k_at / p.dim_qk)];
       dk_noise = std::hypot(dk_noise, share * delta_noise * q_norm);
+      double& dk_rounding = out.dk.row_rounding[static_cast<std::size_t>(k_at / p.dim_qk)];
+      dk_rounding = std::hypot(dk_rounding, rounding * static_cast<double>(ds) * q_norm);
+      const Real* const k_row = k.data() + k_at;
+      dq_rounding = std::hypot(dq_rounding, rounding * static_cast<double>(ds) *
+                                                std::sqrt(static_cast<double>(dot(k_row, k_row, p.dim_qk))));
       ds_of_row += size;
       ds_of_key[static_cast<std::size_t>(keys[x])] += size;
       p_of_key[static_cast<std::size_t>(keys[x])] += w;

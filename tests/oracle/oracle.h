@@ -32,6 +32,11 @@ struct HostTensor {
   // not average out, and the plain computation's may be small by luck.
   std::vector<double> row_noise;
 
+  // Likewise: the error to be expected of each row where dS is rounded to its type before it is multiplied, as a norm.
+  // Where the vectors that it multiplies are alike and their sum cancels, a row's error is one random number, and the
+  // plain computation's may be small by luck.
+  std::vector<double> row_rounding;
+
   HostTensor() = default;
   HostTensor(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d)
       : shape{a, b, c, d}, data(static_cast<std::size_t>(a * b * c * d), 0.0) {}
