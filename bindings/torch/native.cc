@@ -241,8 +241,8 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
       if (!truth(values[i], names.requires_grad, &gradients)) return nullptr;
     }
   }
-  // What torch.func left behind wants gradients, so that where none are wanted one tensor speaks for all.
-  for (int i = 0; i < (gradients ? 3 : 1); ++i) {
+  // What torch.func left behind has none.
+  for (int i = 0; i < 3; ++i) {
     if (!has_memory(values[i])) return PyLong_FromLong(0);
   }
   long answer = gradients ? 2 : 1;

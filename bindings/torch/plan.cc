@@ -68,8 +68,8 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
     if (t != nullptr && aligned(t)) key.given |= bit;
     bit <<= 1;
   }
-  for (const tessera_tensor* t : {a.q, a.k, a.v}) {
-    if (mappable(t)) key.given |= bit;
+  for (const tessera_tensor* t : {a.q, a.k, a.v, a.dout}) {
+    if (t != nullptr && mappable(t)) key.given |= bit;
     bit <<= 1;
   }
   const tessera_tensor* inputs[] = {a.q, a.k, a.v};

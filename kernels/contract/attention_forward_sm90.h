@@ -152,6 +152,7 @@ constexpr ForwardSm90Tile short_forward_sm90_tile(int dim_qk, int dim_v, bool ge
 }
 
 // Two blocks on an SM, for some hundred tiles of queries: all begin at once, and one loads while the other computes.
+// Like the next one, timed at head dim 64.
 constexpr ForwardSm90Tile paired_forward_sm90_tile(int dim_qk, int dim_v, bool general) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   if (general || dim > 64 || dim <= 48) return {};

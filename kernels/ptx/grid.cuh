@@ -1,5 +1,5 @@
-// Grids that follow each other on a stream. From sm_90 on, one that was launched to start early (jit::KernelInstance) may
-// be on the GPU while the one before it still works; it must touch no memory of the device before it has waited.
+// Grids that follow each other on a stream. From sm_90 on, one that was launched to start early (jit::KernelInstance)
+// may be on the GPU while the one before it still works; it must touch no memory of the device before it has waited.
 #pragma once
 
 namespace tessera {

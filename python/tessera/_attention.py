@@ -81,6 +81,12 @@ def _under_autocast(q, k, v):
 
 def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k):
     """The arguments of the C ABI that are no tensors."""
+    # A tensor's value may change, and options are remembered.
+    for name, value in (("causal", causal), ("deterministic", deterministic), ("scale", scale), ("softcap", softcap)):
+        if isinstance(value, torch.Tensor):
+            raise Error(f"{name} is a torch.Tensor; a {'number' if name in ('scale', 'softcap') else 'bool'} is expected")
+    if isinstance(window, (tuple, list)) and any(isinstance(side, torch.Tensor) for side in window):
+        raise Error("window has a torch.Tensor in it; numbers are expected")
     flags = 0
     if causal:
         flags = _ops.CAUSAL
@@ -102,9 +108,6 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
             left, right = (-1 if side is None else side for side in window)
         except (TypeError, ValueError):
             raise Error(f"window is {window!r}; (left, right) is accepted, None or -1 for no bound") from None
-    for name, value in (("scale", scale), ("softcap", softcap)):
-        if isinstance(value, torch.Tensor):
-            raise Error(f"{name} is a torch.Tensor; a number is expected")
     if scale is None:
         scale = 0.0
     elif scale == 0:
@@ -168,11 +171,10 @@ def attention(
     if deterministic is None and mode != _PLAIN:  # only gradients differ
         deterministic = are_deterministic_algorithms_enabled()
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
-    if mode == _PLAIN:
-        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
-
     if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
+    if mode == _PLAIN:
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
     if mode == _GRADIENTS:
         return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse))
 

@@ -17,6 +17,7 @@ def _intercepting():
         (torch._C, "_len_torch_function_stack"),
         (torch._C._functorch, "peek_interpreter_stack"),
         (torch._C._autograd, "_profiler_enabled"),
+        (torch._C, "_get_tracing_state"),  # torch.jit.trace, which records what the dispatcher sees
     )
     if all(hasattr(owner, name) for owner, name in wanted):
         return tuple(getattr(owner, name) for owner, name in wanted)
@@ -85,9 +86,10 @@ def _decode(*args):
 
 
 def backward(*args):
-    """_native.backward. Gradients often come expanded; the kernels want rows in one piece."""
+    """_native.backward. Gradients often come expanded; the kernels want rows in one piece, and the fast ones no strides
+    of 0, which one copy is cheaper than going without."""
     *head, dout, dlse = args
-    if dout.stride(-1) != 1:
+    if dout.stride(-1) != 1 or 0 in dout.stride():
         dout = dout.contiguous()
     if dlse is not None and dlse.stride(-1) != 1:
         dlse = dlse.contiguous()

@@ -157,7 +157,8 @@ bool covers(const tessera_plan& plan, const AttentionProblem& asked) {
     given.seq_k = planned.seq_k;
   }
   if (!planned.vectors) given.vectors = false;
-  if (!planned.tensor_maps || !plan.chosen.forward_sm90) given.tensor_maps = planned.tensor_maps;
+  const bool by_copy_engine = plan.chosen.forward_sm90 || plan.chosen.backward_sm90;
+  if (!planned.tensor_maps || !by_copy_engine) given.tensor_maps = planned.tensor_maps;
   return given == planned;
 }
 
@@ -194,7 +195,7 @@ std::string difference(const AttentionProblem& planned, const AttentionProblem& 
   compare("dlse given", planned.with_dlse, given.with_dlse);
   compare("deterministic", planned.deterministic, given.deterministic);
   compare("every row at a multiple of 16 bytes", planned.vectors, given.vectors);
-  compare("strides of q, k and v all positive", planned.tensor_maps, given.tensor_maps);
+  compare("strides of all inputs positive", planned.tensor_maps, given.tensor_maps);
   return text;
 }
 

@@ -25,7 +25,7 @@ constexpr CUresult kCudaSuccess = 0;
 constexpr CUresult kCudaOutOfMemory = 2;
 
 // CUlaunchAttribute of cuda.h, of which one is used.
-struct LaunchAttribute {
+struct alignas(8) LaunchAttribute {
   static constexpr int kStartsEarly = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
   int id;
   int unused;
@@ -34,7 +34,7 @@ struct LaunchAttribute {
     char bytes[64];
   };
 };
-static_assert(sizeof(LaunchAttribute) == 72);
+static_assert(sizeof(LaunchAttribute) == 72 && alignof(LaunchAttribute) == 8);
 
 // CUlaunchConfig of cuda.h.
 struct LaunchConfig {

@@ -202,9 +202,9 @@ struct Attention {
     }
     delta_noise = epsilon_of(p.dtype) * std::sqrt(delta_noise) * std::abs(p.scale);
     const double q_norm = std::sqrt(static_cast<double>(dot(q_row, q_row, p.dim_qk)));
-    // An error is even between -1/2 and 1/2 of the last place, which is epsilon / m of a value with mantissa m; 0.72 is
-    // the mean of 1 / m.
-    const double rounding = 0.72 / std::sqrt(12.0) * epsilon_of(p.dtype) * std::abs(static_cast<double>(p.scale));
+    // An error is even between -1/2 and 1/2 of the last place, which is epsilon / m of a value with mantissa m; 0.735
+    // is the root of the mean of 1 / m^2.
+    const double rounding = 0.735 / std::sqrt(12.0) * epsilon_of(p.dtype) * std::abs(static_cast<double>(p.scale));
     double& dq_rounding =
         out.dq.row_rounding[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)];
     std::vector<double> mean_key(static_cast<std::size_t>(p.dim_qk), 0);  // by weight

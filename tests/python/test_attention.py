@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import warnings
 
 import pytest
 import torch
@@ -373,7 +374,35 @@ def test_tensors_that_a_transform_left_behind_are_taken(device, dtype):
     torch.func.grad(loss)(k)
     want = tessera.attention(q, k, v)
     assert torch.equal(tessera.attention(q, left[0], v), want)
+    with torch.no_grad():
+        assert torch.equal(tessera.attention(q, left[0], v), want)
     assert torch.equal(tessera.attention(q.requires_grad_(), left[0], v), want)
+
+
+def test_a_trace_records_the_operator(device, dtype):
+    q, k, v = qkv(device=device, dtype=dtype)
+    with warnings.catch_warnings():  # that it is deprecated
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda a, b, c: tessera.attention(a, b, c), (q, k, v), check_trace=False)
+    assert "tessera::attention" in str(traced.graph)
+    assert torch.equal(traced(q, k, v), tessera.attention(q, k, v))
+
+
+def test_a_gradient_with_strides_of_zero_after_a_dense_one(device, dtype):
+    inputs = [t.requires_grad_() for t in qkv(device=device, dtype=dtype)]
+    out = tessera.attention(*inputs, deterministic=True)
+    row = torch.randn_like(out[:, :1])
+    want = torch.autograd.grad(out, inputs, row.repeat(1, out.shape[1], 1, 1), retain_graph=True)
+    got = torch.autograd.grad(out, inputs, row.expand_as(out))
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_slopes_that_want_a_gradient_are_refused_whether_or_not_others_do(device, dtype):
+    q, k, v = qkv(device=device, dtype=dtype)
+    slopes = torch.rand(q.shape[2], device=device, requires_grad=True)
+    for wanted in (False, True):
+        with pytest.raises(tessera.Error, match="alibi requires a gradient"):
+            tessera.attention(q.requires_grad_(wanted), k, v, alibi=slopes, alignment="top_left")
 
 
 def test_the_backward_refuses_what_no_view_holds():
@@ -393,6 +422,8 @@ BAD = [
     (dict(q=torch.randn(2, 8, 64, 4).transpose(2, 3)), "q.*stride"),
     (dict(q=torch.randn(2, 8, 4, 64).long()), "q is"),
     (dict(causal="left"), "causal is 'left'; True, 'top_left', 'bottom_right'"),
+    (dict(causal=torch.tensor(True)), "causal is a torch.Tensor; a bool is expected"),
+    (dict(window=(torch.tensor(3), 0)), "window has a torch.Tensor in it"),
     (dict(alignment="left"), "alignment is 'left'"),
     (dict(causal="top_left", alignment="bottom_right"), "give one of them"),
     (dict(window=3), "window is 3"),
