@@ -141,7 +141,8 @@ def small_table(rows, entrants):
 
 def compare(first, second):
     """(how far two runs of the same cells are apart, a sentence where that is too far). By entrant, of second / first:
-    the geometric mean, the least and the most; all ops together must agree within AGREEMENT."""
+    the geometric mean, the least and the most; all ops together must agree within AGREEMENT. Where the time around a
+    call has the host's part in it, which is the machine's affair, the graph's replay is compared."""
     by_key = {(r["op"], r["cell"], r["small"]): r for r in second["rows"]}
     ratios, changed = {}, []
     for row in first["rows"]:
@@ -149,7 +150,8 @@ def compare(first, second):
         for name, a in row["entrants"].items() if other else ():
             b = other["entrants"].get(name, {})
             if a["status"] == b.get("status") == "ok":
-                ratios.setdefault(name, {}).setdefault(row["op"], []).append((b["median_s"] / a["median_s"], row["cell"]))
+                time = "graph_s" if row["small"] and "graph_s" in a and "graph_s" in b else "median_s"
+                ratios.setdefault(name, {}).setdefault(row["op"], []).append((b[time] / a[time], row["cell"]))
             elif a["status"] != b.get("status"):
                 changed.append(f"{row['op']} {row['cell']} {name}: {a['status']}, then {b.get('status', 'not run')}")
     lines, apart = [], [f"{len(changed)} results have another status"] if changed else []
