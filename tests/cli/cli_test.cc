@@ -400,7 +400,9 @@ TEST_F(Cli, bench_on_a_gpu_flushes_l2_before_each_call_and_does_not_time_that) {
       EXPECT_NEAR(one["p99_s"].get<double>(), one["median_s"].get<double>(), 0.1e-6);
       EXPECT_GE(one["runs"].get<int>(), *way != '\0' ? 100 : 5);
     }
-    EXPECT_NEAR(median[1], median[0], 0.1e-6) << "what is written to flush is in the time";
+    // Without an L2 cache every launch finds nothing there, and so does each behind a flush.
+    const double warm_saves = *way == '\0' ? 0 : 50e-6;
+    EXPECT_NEAR(median[1], median[0] - warm_saves, 0.1e-6) << "what is written to flush is in the time";
   }
 }
 
