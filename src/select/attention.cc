@@ -161,8 +161,9 @@ std::vector<Candidate> forward_sm90_offers(const AttentionProblem& p, const Devi
     candidate.kernel = "attention_forward_sm90";
     candidate.config = instance_of(config).config;
     candidate.workspace = forward_sm90_workspace(config);
-    // Above the portable kernel's, which are below one, but for few queries.
-    candidate.score = rows_of(p, config) > kFewRows ? 1.0 + 1.0 / (1.0 + time) : 1e-12 / (1.0 + time);
+    // Above the portable kernel's, which are below one, but for few queries that no other heads join.
+    const bool few = rows_of(p, config) <= kFewRows && !config.joined;
+    candidate.score = few ? 1e-12 / (1.0 + time) : 1.0 + 1.0 / (1.0 + time);
     candidate.why = format("computes {:.3g} scores a {}head, about {:.3g} us on an H200", computed.all,
                            config.joined ? "key " : "", time);
     candidate.forward_sm90 = config;

@@ -148,7 +148,7 @@ TEST_F(Cli, tune_says_without_a_gpu_what_it_would_search) {
 
 // On a driver that computes on the host and says that less shared memory is faster.
 constexpr const char* kFakeGpu = "LD_LIBRARY_PATH=" TESSERA_FAKE_DRIVER "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}";
-constexpr const char* kSmallProblem = "tune attention --dim 16 --seq 500 --heads 2 --batch 1 --budget 5 --json ";
+constexpr const char* kSmallProblem = "tune attention --dim 16 --seq 500 --heads 2 --batch 1 --budget 60 --json ";
 
 TEST_F(Cli, tune_keeps_the_winner_and_plans_take_it) {
   const Answer tuned = run(kSmallProblem + file("tune.json"), kFakeGpu);

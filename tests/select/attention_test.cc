@@ -105,6 +105,18 @@ TEST(Select, few_queries_get_a_tile_of_few_rows) {
   EXPECT_FALSE(many.forward && many.forward->in_halves);
 }
 
+TEST(Select, few_queries_are_joined_on_hopper_where_heads_share_keys) {
+  const Device gpu = *cuda_device("sm_90a");
+  AttentionProblem p = problem(AttentionOp::kForward, 1, 128);
+  p.heads_q = 32;
+  p.heads_kv = 8;
+  p.seq_k = 4096;
+  const Candidate joined = select_attention(p, gpu).candidates.front();
+  EXPECT_TRUE(joined.forward_sm90 && joined.forward_sm90->joined);
+  p.heads_kv = 32;
+  EXPECT_TRUE(select_attention(p, gpu).candidates.front().forward) << "a tile of one row is the portable kernel's";
+}
+
 // dK and dV would have been written by the time the kernel for dQ was found to need too many blocks.
 TEST(Select, a_backward_that_no_grid_can_hold_is_refused_before_anything_runs) {
   const Device gpu = *cuda_device("sm_90a");
