@@ -82,9 +82,14 @@ def _under_autocast(q, k, v):
 def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k):
     """The arguments of the C ABI that are no tensors."""
     # A tensor's value may change, and options are remembered.
-    for name, value in (("causal", causal), ("deterministic", deterministic), ("scale", scale), ("softcap", softcap)):
+    for name, value, wanted in (
+        ("causal", causal, "bool"),
+        ("deterministic", deterministic, "bool"),
+        ("scale", scale, "number"),
+        ("softcap", softcap, "number"),
+    ):
         if isinstance(value, torch.Tensor):
-            raise Error(f"{name} is a torch.Tensor; a {'number' if name in ('scale', 'softcap') else 'bool'} is expected")
+            raise Error(f"{name} is a torch.Tensor; a {wanted} is expected")
     if isinstance(window, (tuple, list)) and any(isinstance(side, torch.Tensor) for side in window):
         raise Error("window has a torch.Tensor in it; numbers are expected")
     flags = 0

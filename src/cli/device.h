@@ -56,11 +56,11 @@ class Device {
   }
 };
 
-// "cpu", "cuda", "cuda:N", and on a GPU the architecture whose code it is to run ("native", "sm_75", ...), which is set
-// for the whole process. TESSERA_INVALID_ARGUMENT for what cannot be, TESSERA_NO_DEVICE where it is not there.
 // What --arch-code comes to: where it is empty, what TESSERA_CODE_ARCH says, else native.
 std::string arch_code_in_force(const std::string& arch_code);
 
+// "cpu", "cuda", "cuda:N", and on a GPU the architecture whose code it is to run ("native", "sm_75", ...), which is set
+// for the whole process. TESSERA_INVALID_ARGUMENT for what cannot be, TESSERA_NO_DEVICE where it is not there.
 Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const std::string& arch_code = "");
 
 // The exit code for a status that stopped a command.

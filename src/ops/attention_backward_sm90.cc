@@ -34,7 +34,6 @@ Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const A
 
 Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const AttentionArgs& args,
                                                                    const AttentionBackwardSm90Config& config) {
-  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
   const AttentionProblem& p = args.problem;
   const std::int64_t k_tiles = ceil_div(p.seq_k, block_k_of(config));
   if (!fits_a_grid(k_tiles, p, p.heads_kv)) {
@@ -54,13 +53,11 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
   params.k_tiles = static_cast<unsigned>(k_tiles);
   params.band = band_of(p);
   params.scale = p.scale;
-  // Heads by groups of one size, whose Q and dO (16 bit) and dQ's sums (fp32) stay in the cache.
   const std::int64_t columns = p.batch * p.heads_kv;
+  // Q and dO, of 16 bits, and dQ's sums, of 32.
   const std::int64_t head_bytes = saturating_product(p.seq_q, params.group, 6 * p.dim_qk + 2 * p.dim_v);
-  const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes));
   params.columns = static_cast<unsigned>(columns);
-  params.together =
-      divisor(static_cast<unsigned>(ceil_div(columns, std::max<std::int64_t>(1, ceil_div(columns, fit)))));
+  params.together = divisor(columns_together(columns, head_bytes));
   params.by_heads = divisor(static_cast<unsigned>(p.heads_kv));
   return cuda::Work<AttentionBackwardSm90Params>{params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
 }

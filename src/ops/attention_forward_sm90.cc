@@ -35,7 +35,6 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
 Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const AttentionArgs& args,
                                                                  const AttentionForwardSm90Config& config,
                                                                  int multiprocessors) {
-  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
   Result<cuda::Work<AttentionForwardSm90Params>> work(std::in_place);
   const AttentionProblem& p = args.problem;
   const std::int64_t heads_a_key = p.heads_q / p.heads_kv;
@@ -54,11 +53,7 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   params.columns = static_cast<unsigned>(columns);
-  // Heads by groups of one size, so that the last one is no short rest that begins with the longest tiles.
-  const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, head_bytes)) * group;
-  const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
-  params.together =
-      divisor(static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group)));
+  params.together = divisor(columns_together(columns, head_bytes, group));
   params.by_heads = divisor(static_cast<unsigned>(heads));
   params.by_group = divisor(params.group);
   const auto blocks =

@@ -2,6 +2,7 @@
 // a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -18,6 +19,16 @@ inline std::int64_t saturating_product(std::int64_t a, std::int64_t b, std::int6
 }
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+// Of `columns` heads of all sequences, how many are worked on together so that what they read again and again, so many
+// bytes each, stays in the L2 cache. `group` of them share those bytes. All groups are of one size, so that the last is
+// no short rest that begins with the longest tiles.
+inline unsigned columns_together(std::int64_t columns, std::int64_t bytes, std::int64_t group = 1) {
+  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
+  const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, bytes)) * group;
+  const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
+  return static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group));
+}
 
 // True where every row starts at a multiple of `vector` elements. The stride of a dim of one element does not matter.
 inline bool allows_vectors(const TensorView& view, std::int64_t batch, std::int64_t seq, std::int64_t heads,

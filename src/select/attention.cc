@@ -99,10 +99,15 @@ std::vector<Candidate> forward_offers(const AttentionProblem& p, const Device& d
   return candidates;
 }
 
-std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const Device& device) {
-  if (auto reason = forward_refuses(p, device)) return reason;
+std::optional<std::string> hopper_refuses(const AttentionProblem& p, const Device& device) {
   if (device.compute != 90 || !device.specific) return "needs wgmma and the copy engine of sm_90a";
   if (!p.vectors || !p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
+  return std::nullopt;
+}
+
+std::optional<std::string> forward_sm90_refuses(const AttentionProblem& p, const Device& device) {
+  if (auto reason = forward_refuses(p, device)) return reason;
+  if (auto reason = hopper_refuses(p, device)) return reason;
   if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
   return std::nullopt;
 }
@@ -233,8 +238,7 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs_for(const Attenti
 std::optional<std::string> backward_sm90_refuses(const AttentionProblem& p, const Device& device) {
   if (p.op != AttentionOp::kBackward) return format("computes attention_backward, not {}", name_of(p.op));
   if (auto reason = gpu_refuses(p, device)) return reason;
-  if (device.compute != 90 || !device.specific) return "needs wgmma and the copy engine of sm_90a";
-  if (!p.vectors || !p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
+  if (auto reason = hopper_refuses(p, device)) return reason;
   if (p.deterministic) return "adds dQ up by atomics, in any order";
   if (is_general(p)) return "takes neither softcap nor ALiBi nor a scale that is not above 0";
   if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {

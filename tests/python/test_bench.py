@@ -53,6 +53,15 @@ def record_of(times):
     return {"entrants": ["tessera", "fa2", "cudnn"], "rows": rows}
 
 
+def test_small_shapes_are_compared_by_their_graphs_and_the_host_s_part_is_shown():
+    first, second = ({"entrants": ["tessera"], "rows": [{"op": "forward", "cell": "a", "small": True, "entrants": {
+        "tessera": {"status": "ok", "median_s": around, "graph_s": 0.5}}}]} for around in (1.0, 3.0))
+    text, apart = report.compare(first, second)
+    assert not apart and "forward   geometric mean 1.0000" in text and "around    geometric mean 3.0000" in text
+    second["rows"][0]["entrants"]["tessera"]["graph_s"] = 0.6
+    assert "tessera is 1.2" in report.compare(first, second)[1]
+
+
 def test_ratios_have_geometric_means_minimum_and_losses():
     record = record_of({"a": {"tessera": 1.0, "fa2": 2.0, "cudnn": 0.5}, "b": {"tessera": 1.0, "fa2": 0.5, "cudnn": 4}})
     pairs = report.speedups(record, "forward", "tessera", "fa2")

@@ -161,7 +161,8 @@ class Run:
                         self.small_figures(name, cell, op, tensors, calls[name], results[name])
             self.rows.append({"op": op, "cell": cell.name, "small": cell.small, "dtype": cell.dtype,
                               "batch": cell.batch, "seq": cell.seq, "heads": cell.heads,
-                              "heads_kv": cell.key_heads, "dim": cell.dim, "causal": cell.causal, "flops": cell.flops(op), "bytes": cell.bytes(op),
+                              "heads_kv": cell.key_heads, "dim": cell.dim, "causal": cell.causal,
+                              "flops": cell.flops(op), "bytes": cell.bytes(op),
                               "unfused_bytes": cell.unfused_bytes(op), "entrants": results})
 
 

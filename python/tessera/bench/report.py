@@ -75,6 +75,13 @@ def in_columns(lines):
                                enumerate(zip(line, widths))) for line in lines)
 
 
+def served_through(rows):
+    """Which op ran Tessera's decode, and why it was not the one of that name."""
+    ours = [r["entrants"]["tessera"] for r in rows if "tessera" in r["entrants"]]
+    refusals = {e["through"]: e.get("decode_refused") for e in ours if e.get("through")}
+    return [f"  tessera ran the {op}{f': {reason}' if reason else ''}" for op, reason in sorted(refusals.items())]
+
+
 def bandwidth_table(rows, entrants):
     lines = [["TB/s, K and V once"] + entrants]
     for row in rows:
@@ -100,9 +107,7 @@ def text_of(record):
                 parts.append(small_table(rows, used))
             if op == "decode":
                 parts.append(bandwidth_table(rows, used))
-                parts += sorted({f"  tessera ran the {through}{f': {reason}' if reason else ''}" for through, reason in (
-                    (r["entrants"]["tessera"].get("through"), r["entrants"]["tessera"].get("decode_refused"))
-                    for r in rows if "tessera" in r["entrants"]) if through})
+                parts += served_through(rows)
     notes = sorted({f"  {name}: {result['detail']}" for row in record["rows"] for name, result in
                     row["entrants"].items() if result.get("detail")})
     if notes:
@@ -142,9 +147,10 @@ def small_table(rows, entrants):
 def compare(first, second):
     """(how far two runs of the same cells are apart, a sentence where that is too far). By entrant, of second / first:
     the geometric mean, the least and the most; all ops together must agree within AGREEMENT. Where the time around a
-    call has the host's part in it, which is the machine's affair, the graph's replay is compared."""
+    call has the host's part in it, which is the machine's affair, the graph's replay is held to that, and the time
+    around the call is only shown."""
     by_key = {(r["op"], r["cell"], r["small"]): r for r in second["rows"]}
-    ratios, changed = {}, []
+    ratios, around, changed = {}, {}, []
     for row in first["rows"]:
         other = by_key.get((row["op"], row["cell"], row["small"]))
         for name, a in row["entrants"].items() if other else ():
@@ -152,6 +158,8 @@ def compare(first, second):
             if a["status"] == b.get("status") == "ok":
                 time = "graph_s" if row["small"] and "graph_s" in a and "graph_s" in b else "median_s"
                 ratios.setdefault(name, {}).setdefault(row["op"], []).append((b[time] / a[time], row["cell"]))
+                if time == "graph_s":
+                    around.setdefault(name, []).append((b["median_s"] / a["median_s"], row["cell"]))
             elif a["status"] != b.get("status"):
                 changed.append(f"{row['op']} {row['cell']} {name}: {a['status']}, then {b.get('status', 'not run')}")
     lines, apart = [], [f"{len(changed)} results have another status"] if changed else []
@@ -160,7 +168,9 @@ def compare(first, second):
         mean = geometric_mean([ratio for ratio, _ in everything])
         if max(mean, 1 / mean) > AGREEMENT:
             apart.append(f"{name} is {mean:.4f} of its first time")
-        for op, pairs in [*by_op.items(), *([("all", everything)] if len(by_op) > 1 else [])]:
+        shown = [("all", everything)] if len(by_op) > 1 else []
+        shown += [("around", around[name])] if name in around else []
+        for op, pairs in [*by_op.items(), *shown]:
             (least, where_least), (most, where_most) = min(pairs), max(pairs)
             lines.append(f"  {name:<12} {op:<9} geometric mean {geometric_mean([r for r, _ in pairs]):.4f} over "
                          f"{len(pairs)} cells   min {least:.3f} ({where_least})   max {most:.3f} ({where_most})")
