@@ -9,11 +9,11 @@ ARCHS = sm_75,sm_80,sm_86,sm_89,sm_90a
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
 # Two files ask the CPU for features by names that only GCC knows.
-LINTED = $(filter-out src/cli/ceiling.cc src/cpu/tile_ops.cc,$(filter src/%.cc cases/%.cc,$(SOURCES)))
+LINTED = $(filter-out tools/program/ceiling.cc src/attention/cpu/tile_ops.cc,$(filter src/%.cc verify/%.cc tools/%.cc,$(SOURCES)))
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 .PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
-        browser results screenshots release kernels wheel python-test python-test-torch
+        browser results cells screenshots release kernels wheel python-test python-test-torch
 .DEFAULT_GOAL := help
 
 help:
@@ -22,9 +22,9 @@ help:
 	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
 	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
 	@echo 'make wheel         the Python package, in $(BUILD)/dist/'
-	@echo 'make results       README and docs/speed.svg from what is in results/'
+	@echo 'make results       README and docs/speed.svg from what is in results/, and the comparison'"'"'s cells'
 	@echo 'make release       every gate, every kernel verified on a GPU, then the archive and the wheel in $(BUILD)/dist'
-	@echo 'make browser       Chromium, for the test of the report (skipped where there is none)'
+	@echo 'make browser       Chromium, for the test of the report (skipped if there is none)'
 	@echo 'make format        clang-format over every source'
 	@echo 'single gates:      unit compile-gate asan tsan consumers python-test format-check lint'
 
@@ -58,7 +58,7 @@ unit: build
 compile-gate: build
 	@$(TESSERA) compile --arch $(ARCHS)
 
-# intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's thread-local memory ends, and crashes where it is wrong.
+# intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's thread-local memory ends, and crashes if it is wrong.
 asan: setup
 	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/asan -j $(JOBS)
@@ -91,11 +91,16 @@ $(BUILD)/lint/%.ok: % .clang-tidy
 browser:
 	@scripts/setup.sh $(BUILD) chromium
 
-results: build
+results: build cells
 	@$(TESSERA) report --readme README.md --picture docs/speed.svg
 
+# The shapes that the comparison with other libraries times, for the Python package.
+CELLS = python/tessera/bench/cells.json
+cells: build
+	@$(TESSERA) cases --suite peers --json $(CELLS) > /dev/null
+
 screenshots: build browser
-	@TESSERA_RESULTS=results python3 tests/cli/report_in_browser.py $(TESSERA) docs
+	@TESSERA_RESULTS=results python3 tests/tools/report_in_browser.py $(TESSERA) docs
 
 VERSION = $(shell sed -n 's/^project.tessera VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
 DIST = $(BUILD)/dist

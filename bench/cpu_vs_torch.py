@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Tessera's CPU attention beside PyTorch's scaled_dot_product_attention: same process, same threads, same tensors.
+"""Tessera's CPU attention against PyTorch's scaled_dot_product_attention: same process, same threads, same tensors.
 
 Forward and backward of B=1 H=8, D=64 and 80, S=512, 2048, 4096, causal and not, fp32 and bf16. Each result is first
-checked against fp64 arithmetic; then the two are timed in turn, round after round, so that whatever else the machine
-does hits both alike. The table has medians. Measure on an idle machine: with more running threads than cores, short calls
-are multiples of the scheduler's time slice, whoever makes them.
+checked against fp64 arithmetic; then the two are timed in turn, round after round, so that other load on the machine
+affects both alike. The table shows medians. Measure on an idle machine: with more running threads than cores, the times
+of short calls are multiples of the scheduler's time slice.
 """
 
 import argparse
-import ctypes
 import datetime
 import json
 import os
@@ -23,75 +22,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROBE = "import torch; a = torch.randn(64, 64, dtype=torch.bfloat16); print((a @ a).sum().item())"
 ISA_LIMIT = "AVX512_CORE_BF16"
 
-
-sys.path.insert(0, str(ROOT / "python" / "tessera" / "bench"))
-from library import BACKWARD, FORWARD, Attention, DType, Device, Tensor  # noqa: E402
-
-
-class Tessera:
-    """The few functions of the C ABI that the benchmark needs."""
-
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(str(path))
-        self.lib.tessera_last_error.restype = ctypes.c_char_p
-        self.lib.tessera_version.restype = ctypes.c_char_p
-        self.lib.tessera_plan_workspace.restype = ctypes.c_size_t
-        self.lib.tessera_plan_workspace.argtypes = [ctypes.c_void_p]
-        self.lib.tessera_plan_destroy.argtypes = [ctypes.c_void_p]
-        self.lib.tessera_plan_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
-                                              ctypes.c_void_p]
-
-    def check(self, status):
-        if status != 0:
-            raise RuntimeError(self.lib.tessera_last_error().decode())
-
-    def version(self):
-        return self.lib.tessera_version().decode()
-
-    def set_threads(self, threads):
-        self.check(self.lib.tessera_set_num_threads(ctypes.c_int32(threads)))
+sys.path.insert(0, str(ROOT / "python" / "tessera" / "bench"))  # the package itself need not be installed
+import library  # noqa: E402
 
 
-def view(tensor):
-    """A tessera_tensor on a torch tensor; [B, H, S, D] is passed as [B, S, H, D] by its strides."""
-    import torch
-
-    if tensor.dim() == 4:
-        tensor = tensor.transpose(1, 2)
-    codes = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
-    code, bits = codes[tensor.dtype]
-    rank = tensor.dim()
-    shape = (ctypes.c_int64 * rank)(*tensor.shape)
-    strides = (ctypes.c_int64 * rank)(*tensor.stride())
-    return Tensor(tensor.data_ptr(), Device(1, 0), rank, DType(code, bits, 1), shape, strides, 0)
-
-
-class Plan:
-    """A planned call on fixed tensors: run() is the library's call and nothing else."""
-
-    def __init__(self, tessera, op, causal, **tensors):
-        import torch
-
-        self.tessera = tessera
-        self.views = {name: view(tensor) for name, tensor in tensors.items()}
-        self.args = Attention(struct_size=ctypes.sizeof(Attention), flags=1 if causal else 0, alignment=1,
-                              window_left=-1, window_right=-1)
-        for name, tensor in self.views.items():
-            setattr(self.args, name, ctypes.pointer(tensor))
-        self.plan = ctypes.c_void_p()
-        tessera.check(tessera.lib.tessera_plan_create(ctypes.c_int(op), ctypes.byref(self.args),
-                                                      ctypes.byref(self.plan)))
-        self.bytes = tessera.lib.tessera_plan_workspace(self.plan)
-        self.memory = torch.empty(self.bytes + 256, dtype=torch.uint8)
-        address = self.memory.data_ptr()
-        self.workspace = address + (-address) % 256
-
-    def run(self):
-        self.tessera.check(self.tessera.lib.tessera_plan_run(self.plan, ctypes.byref(self.args), self.workspace,
-                                                             self.bytes, None))
-
-    def close(self):
-        self.tessera.lib.tessera_plan_destroy(self.plan)
+def plan(lib, op, causal, **tensors):
+    """A plan on tensors of [B, H, S, D], which the library sees as [B, S, H, D] through their strides."""
+    rows_first = {name: t.transpose(1, 2) if t.dim() == 4 else t for name, t in tensors.items()}
+    return library.Plan(lib, op, causal, **rows_first)
 
 
 def reference(q, k, v, do, causal):
@@ -118,9 +56,9 @@ def relative_error(got, want):
 def measure(candidates, budget, least):
     """Median milliseconds of each callable, taken in turn.
 
-    OpenMP's workers spin for tens of milliseconds after their work and would take a core from whoever comes next: each
-    turn starts with a pause, and a short call is timed after an untimed one, so both run with their own threads awake
-    and the other's asleep.
+    OpenMP's workers spin for tens of milliseconds after their work and would take a core from the next candidate. So
+    each turn starts with a pause, and a short call is timed after an untimed one: each candidate runs with its own
+    threads awake and the other's asleep.
     """
     times = {name: [] for name in candidates}
     start = time.perf_counter()
@@ -138,7 +76,7 @@ def measure(candidates, budget, least):
             return {name: 1e3 * statistics.median(values) for name, values in times.items()}, rounds
 
 
-def run_cell(tessera, dtype, dim, seq, causal, args):
+def run_cell(lib, dtype, dim, seq, causal, args):
     import torch
     import torch.nn.functional as functional
 
@@ -147,10 +85,10 @@ def run_cell(tessera, dtype, dim, seq, causal, args):
     q, k, v, do = (torch.randn(shape).to(dtype) for _ in range(4))
     out, dq, dk, dv = (torch.empty_like(q) for _ in range(4))
     lse = torch.empty(shape[:3])
-    forward = Plan(tessera, FORWARD, causal, q=q, k=k, v=v, out=out, lse=lse)
-    backward = Plan(tessera, BACKWARD, causal, q=q, k=k, v=v, out=out, lse=lse, dout=do, dq=dq, dk=dk, dv=dv)
-    forward.run()
-    backward.run()
+    forward = plan(lib, library.FORWARD, causal, q=q, k=k, v=v, out=out, lse=lse)
+    backward = plan(lib, library.BACKWARD, causal, q=q, k=k, v=v, out=out, lse=lse, dout=do, dq=dq, dk=dk, dv=dv)
+    forward()
+    backward()
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     torch_out = functional.scaled_dot_product_attention(*leaves, is_causal=causal)
 
@@ -173,8 +111,8 @@ def run_cell(tessera, dtype, dim, seq, causal, args):
 
     pairs = seq * (seq + 1) // 2 if causal else seq * seq
     cells = []
-    for op, ours, theirs, products in (("forward", forward.run, torch_forward, 2),
-                                       ("backward", backward.run, torch_backward, 5)):
+    for op, ours, theirs, products in (("forward", forward, torch_forward, 2),
+                                       ("backward", backward, torch_backward, 5)):
         times, rounds = measure({"tessera": ours, "torch": theirs}, args.seconds, args.rounds)
         flops = 2 * products * pairs * dim * args.heads
         cells.append({
@@ -183,8 +121,6 @@ def run_cell(tessera, dtype, dim, seq, causal, args):
             "tessera_gflops": flops / times["tessera"] / 1e6, "torch_gflops": flops / times["torch"] / 1e6,
             "ratio": times["torch"] / times["tessera"], "errors": errors,
         })
-    forward.close()
-    backward.close()
     return cells
 
 
@@ -201,17 +137,17 @@ def describe(facts):
     lines = [
         f"CPU: {facts['cpu']}; {facts['threads']} threads; {facts['date']}.",
         f"Tessera {facts['tessera']}; PyTorch {facts['torch']}.",
-        f"B=1, H={facts['heads']}, tensors [B, H, S, D] contiguous. Medians, taken in turn. "
+        f"B=1, H={facts['heads']}, tensors [B, H, S, D] contiguous. Medians of interleaved runs. "
         "GFLOP/s count visible pairs only: 2 products forward, 5 backward. ratio = PyTorch ms / Tessera ms.",
     ]
     if facts["onednn_limited"]:
-        lines.append(f"PyTorch's bf16 matmul dies of an illegal instruction on this machine; it runs here with "
+        lines.append(f"PyTorch's bf16 matmul crashes with an illegal instruction on this machine; it runs with "
                      f"ONEDNN_MAX_CPU_ISA={ISA_LIMIT}.")
     return lines
 
 
 def as_markdown(facts, cells):
-    lines = ["# CPU attention beside PyTorch", "", "Written by `bench/cpu_vs_torch.py --markdown`.", ""]
+    lines = ["# CPU attention against PyTorch", "", "Written by `bench/cpu_vs_torch.py --markdown`.", ""]
     lines += describe(facts) + ["", "| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
     lines += ["| " + " | ".join(as_row(cell)) + " |" for cell in cells]
     return "\n".join(lines) + "\n"
@@ -227,17 +163,17 @@ def cpu_name():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=str(ROOT / "build/lib/libtessera.so"), help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="of both (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="for both (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 80])
     parser.add_argument("--seqs", type=int, nargs="+", default=[512, 2048, 4096])
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="to spend on a cell, at least (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="of a cell, at least (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="minimum time per cell (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="minimum rounds per cell (default: %(default)s)")
     parser.add_argument("--check-up-to", type=int, default=2048, help="longest S to check against fp64 (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="S=512 and 2048 only, few rounds")
-    parser.add_argument("--json", metavar="FILE", help="write the cells here")
-    parser.add_argument("--markdown", metavar="FILE", help="write the table here")
+    parser.add_argument("--json", metavar="FILE", help="write the cells to FILE")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table to FILE")
     args = parser.parse_args()
     if args.quick:
         args.seqs, args.seconds, args.rounds = [512, 2048], 0.3, 3
@@ -253,11 +189,11 @@ def main():
     import torch
 
     torch.set_num_threads(args.threads)
-    tessera = Tessera(args.library)
-    tessera.set_threads(args.threads)
+    lib = library.Library(args.library)
+    lib.set_num_threads(args.threads)
     facts = {
         "cpu": cpu_name(), "threads": args.threads, "date": datetime.date.today().isoformat(),
-        "tessera": tessera.version(), "torch": torch.__version__,
+        "tessera": lib.version(), "torch": torch.__version__,
         "heads": args.heads, "onednn_limited": limited,
     }
     for line in describe(facts):
@@ -270,7 +206,7 @@ def main():
     for number, (dtype, dim, seq, causal) in enumerate(todo, 1):
         if sys.stderr.isatty():
             print(f"\r[{number}/{len(todo)}] {dtype} D={dim} S={seq}\033[K", end="", file=sys.stderr, flush=True)
-        new = run_cell(tessera, dtype, dim, seq, causal, args)
+        new = run_cell(lib, dtype, dim, seq, causal, args)
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
         for cell in new:

@@ -1,10 +1,10 @@
-"""Host time of an eager call on a tiny problem: ours beside F.scaled_dot_product_attention, in one run.
+"""Host time of an eager call on a tiny problem: Tessera against F.scaled_dot_product_attention, in one run.
 
     python bench/host_time.py [--device cuda] [--calls 2000] [--rounds 15]
 
-Host time is how long the call keeps the caller: on a GPU the kernel runs on meanwhile (the queue is kept short, so that
-a full one is not what is measured); on the CPU it includes the computation, so the smallest shape says most. Turns
-alternate between the candidates; the median over rounds is shown, with the fastest round beside it.
+Host time is the time until the call returns. On a GPU the kernel runs asynchronously (the queue is kept short, so that
+waiting for a free slot is not measured); on the CPU it includes the computation, so the smallest shape is the most
+telling. Rounds alternate between the candidates; the median over rounds is shown, and the fastest round.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def candidates(shape, dtype, device, grad):
 
 
 def time_calls(call, calls, device):
-    """Seconds a call, in bursts that a GPU's queue can hold."""
+    """Seconds per call, in bursts that fit into a GPU's queue."""
     total, done, burst = 0.0, 0, 50
     while done < calls:
         if device == "cuda":

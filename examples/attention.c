@@ -1,8 +1,8 @@
-/* Decode in C: one new query against a KV cache, through a plan that is made once and run for every token. */
+/* Decode in C: one new query against a KV cache, with a plan that is created once and run for every token. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <tessera/tessera.h>
+#include <tessera/attention.h>
 
 enum { BATCH = 2, CAPACITY = 64, HEADS = 8, KV_HEADS = 2, DIM = 64 };
 
@@ -46,14 +46,14 @@ int main(void) {
   args.cache_seqlens = &tlengths;
 
   tessera_plan* plan = NULL;
-  if (!check(tessera_plan_create(TESSERA_ATTENTION_DECODE, &args, &plan), "plan")) return 1;
-  printf("tessera %s\n%s", tessera_version(), tessera_plan_explain(plan));
+  if (!check(tessera_attention_plan_create(TESSERA_ATTENTION_DECODE, &args, &plan), "plan")) return 1;
+  printf("tessera %s\n%s", tessera_version(), tessera_plan_explain(plan, TESSERA_EXPLAIN_TEXT));
   const size_t bytes = tessera_plan_workspace(plan);
   void* workspace = malloc(bytes > 0 ? bytes : 1);
   int ok = workspace != NULL;
   for (int token = 0; ok && token < CAPACITY; ++token) {
     for (int b = 0; b < BATCH; ++b) lengths[b] = token + 1;
-    ok = check(tessera_plan_run(plan, &args, workspace, bytes, NULL), "run");
+    ok = check(tessera_attention_plan_run(plan, &args, workspace, bytes, NULL), "run");
     /* One key in the cache: the output is its value. */
     if (token == 0 && ok) ok = fabsf(out[0] - v[0]) < 1e-6f;
   }

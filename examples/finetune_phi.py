@@ -4,8 +4,9 @@
     python examples/finetune_phi.py --device cuda --size phi-2 --seq 131072 --checkpointing --steps 5
     python examples/finetune_phi.py --device cuda --size phi-2 --layers 8 --seq 16384 --checkpointing --attention sdpa
 
-Weights are random and nothing is downloaded: the text is the Python standard library's own source, byte by byte. Only
-the LoRA matrices are trained. With --four-bit the frozen weights are 4-bit, by bitsandbytes, which must be installed.
+Weights are random and nothing is downloaded: the text is the source of the Python standard library, byte by byte. Only
+the LoRA matrices are trained. With --four-bit, the frozen weights are quantised to 4 bits by bitsandbytes, which must be
+installed.
 """
 
 import argparse
@@ -35,11 +36,11 @@ DEFAULTS = {
     "phi-2": dict(layers=32, seq=2048, batch=1, steps=20, lr=2e-4),
 }
 ADAPTED = ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2")
-LOSS_ROWS = 2048  # logits of a long sequence do not fit; this many rows at a time do
+LOSS_ROWS = 2048  # the logits of a long sequence do not fit into memory; this many rows do
 
 
 class Lora(torch.nn.Module):
-    """A frozen linear layer and a trained update of low rank."""
+    """A frozen linear layer with a trained low-rank update."""
 
     def __init__(self, base, rank):
         super().__init__()
@@ -63,7 +64,7 @@ def four_bit(linear, dtype):
 
 
 def adapt(model, rank, quantise, dtype):
-    """Freezes the model and puts LoRA on every linear layer of its blocks; returns how many."""
+    """Freezes the model and adds LoRA to every linear layer of its blocks; returns how many."""
     model.requires_grad_(False)
     count = 0
     for module in list(model.modules()):
@@ -86,7 +87,7 @@ def text(length):
 
 
 def loss_of(model, ids):
-    """Next-token loss, with the logits made and thrown away a few rows at a time."""
+    """Next-token loss, with the logits computed and discarded a few rows at a time."""
     hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten()
 
@@ -101,7 +102,7 @@ def loss_of(model, ids):
 
 
 def memory(device):
-    """GiB: the most that was allocated on the GPU, or that the process had on the CPU."""
+    """Peak memory in GiB: allocated on the GPU, or the process's on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -111,13 +112,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="toy")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--seq", type=int, help="tokens a sequence")
+    parser.add_argument("--seq", type=int, help="tokens per sequence")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA update")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each layer in the backward pass")
-    parser.add_argument("--four-bit", action="store_true", help="4-bit frozen weights, by bitsandbytes")
+    parser.add_argument("--four-bit", action="store_true", help="4-bit frozen weights, with bitsandbytes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: bfloat16 on a GPU")
     parser.add_argument("--attention", default="tessera", help="tessera, sdpa or eager")

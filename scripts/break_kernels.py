@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Breaks kernels on purpose, one way at a time, and shows that `tessera verify` and the benchmarks notice.
+"""Mutation tests: break kernels on purpose, one change at a time, and show that `tessera verify` and the benchmarks
+catch it.
 
-A copy of kernels/ gets one change, the library is told to compile from it (TESSERA_KERNEL_SOURCES), and the checks
-that are meant to catch it run: verify's suites, `tessera bench --check`, for a kernel that serves no attention op yet
-the GPU tests, and `python -m tessera.bench` where this Python has a PyTorch that sees the GPU. Every command also runs
-on an unchanged copy, which must pass: a check that always fails catches nothing. The table, every command's output and
-break_kernels.json go to OUT.
+For each mutation, a copy of kernels/ is changed, the library compiles from it (TESSERA_KERNEL_SOURCES), and the checks
+that should catch it run: verify's suites, `tessera bench --check`, the GPU tests for a kernel that serves no attention
+op yet, and `python -m tessera.bench` if this Python has a PyTorch that sees the GPU. Every command also runs on an
+unchanged copy and must pass there: a check that always fails catches nothing. The table, the output of every command
+and break_kernels.json go to OUT.
 
-Exit code: 0 all caught, 1 one was not, 2 bad usage or a change that no longer fits its source, 3 no GPU.
+Exit code: 0 if all were caught, 1 if one was not, 2 for bad usage or a mutation that does not match its source, 3 if
+there is no GPU.
 """
 
 import argparse
@@ -29,7 +31,7 @@ QUICK_FORWARD = ("quick", "fwd/fp16/b2_sq33")
 QUICK_BACKWARD = ("quick", "bwd/fp16/b2_sq33")
 FORWARD = ("sm_80", "attention_forward_bf16_d8x8")
 BACKWARD = ("sm_80", "attention_backward_bf16_d8x8")
-SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64")
+SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64")  # with and without an intra-CTA split
 SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64")
 
 
@@ -37,22 +39,22 @@ SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64")
 class Mutation:
     name: str
     file: str  # below kernels/
-    edits: tuple  # of (text that is there exactly once, what takes its place)
-    compile: tuple  # (architecture, part of the instances' names): what --compile compiles
-    kernel: str = ""  # as verify's record names it; only cases that it served count
-    arch_code: str = "sm_80"  # as which the GPU runs it, so that the kernel is the one that is chosen
+    edits: tuple  # of (text that occurs exactly once, its replacement)
+    compile: tuple  # (architecture, part of the instance names): what --compile compiles
+    kernel: str = ""  # its name in verify's JSON; only cases that it served count
+    arch_code: str = "sm_80"  # the --arch-code for which this kernel is selected
     verify: tuple = ()  # (suite, filter)
     repeat: int = 1
     bench: tuple = ()  # (suite, filter) of tessera bench --check
     gtest: str = ""  # filter of cuda_test, for a kernel that serves no attention op
-    race: bool = False  # right or wrong by chance: repeated, on shapes with many tiles
-    gate: bool = False  # ptxas notices, puts back what is missing and says so: the compile gate must fail
-    excuse: str = ""  # why it may go unnoticed; then it is shown, but does not count
+    race: bool = False  # the result depends on timing: repeated, on shapes with many tiles
+    gate: bool = False  # ptxas repairs it and reports that: the compile gate must fail
+    excuse: str = ""  # why it may go uncaught; it is then listed, but does not count
 
 
 MUTATIONS = (
     Mutation("forward_skips_a_key_tile", "attention/forward.cuh",
-             (("tile >= keys.begin; --tile", "tile > keys.begin; --tile"),),
+             (("tile >= first_tile; --tile", "tile > first_tile; --tile"),),
              FORWARD, "attention_forward", verify=QUICK_FORWARD, bench=("quick", "fwd/fp16/b1_sq65")),
     Mutation("forward_does_not_wait_for_keys", "attention/forward.cuh",
              (("      load_k.end(tile_k);\n", ""),),
@@ -62,25 +64,26 @@ MUTATIONS = (
              (("      load_k.end(tile_k);\n      __syncthreads();\n", "      load_k.end(tile_k);\n"),),
              FORWARD, "attention_forward", verify=("full", "fwd/fp16/b2_sq113"), repeat=20, race=True),
     Mutation("forward_masks_one_key_too_many", "attention/forward.cuh",
-             (("position + p.band.right + 1);", "position + p.band.right);"),),
+             (("visible_keys<config.masked>(p.band, query_of(m, half)",
+               "visible_keys<config.masked>({p.band.left, p.band.right - 1, p.band.bottom_right}, query_of(m, half)"),),
              FORWARD, "attention_forward", verify=QUICK_FORWARD),
     Mutation("forward_does_not_rescale", "attention/forward.cuh",
-             (("output[m][n][half * 2] *= decay;", ""), ("output[m][n][half * 2 + 1] *= decay;", "")),
+             (("output[m][n][half * 2] *= factor;", ""), ("output[m][n][half * 2 + 1] *= factor;", "")),
              FORWARD, "attention_forward", verify=("hostile", "fwd/fp16/b1_sq130")),
     Mutation("backward_skips_a_query_tile", "attention/backward.cuh",
-             (("const int steps = tiles * p.group;", "const int steps = tiles * p.group - 1;"),),
+             (("const int steps = tiles.count * p.group;", "const int steps = tiles.count * p.group - 1;"),),
              BACKWARD, "attention_backward", verify=QUICK_BACKWARD, bench=("quick", "bwd/fp16/b1_sq65")),
     Mutation("backward_drops_a_named_barrier", "attention/backward.cuh",
-             (("    barrier_wait(1 + strip, kThreads);\n", ""),),
+             (("    named_barrier_sync(1 + strip, kThreads);\n", ""),),
              BACKWARD, "attention_backward", verify=QUICK_BACKWARD, repeat=5, race=True),
-    # As sm_75's code, which has one stage: with two, warps that run ahead would arrive at a named barrier twice, and
-    # the kernel might never end.
+    # On code for sm_75, which has one stage: with two, warps that run ahead would arrive at a named barrier twice, and
+    # the kernel could hang.
     Mutation("backward_drops_a_barrier", "attention/backward.cuh",
-             (("      __syncthreads();  // dS is there, Q and dO are used up\n", ""),),
+             (("      __syncthreads();  // dS is written, Q and dO may be overwritten\n", ""),),
              ("sm_75", "attention_backward_fp16_d8x8"), "attention_backward", "sm_75",
              verify=("full", "bwd/fp16/b2_sq113"), repeat=10, race=True),
     Mutation("backward_dq_skips_a_key_tile", "attention/backward_dq.cuh",
-             (("tile < keys.end; ++tile", "tile + 1 < keys.end; ++tile"),),
+             (("tile < end_tile; ++tile", "tile + 1 < end_tile; ++tile"),),
              ("sm_80", "backward_dq_bf16_d8x8"), "attention_backward", verify=("full", "bwd/fp16/b1_sq193")),
     Mutation("backward_preprocess_reads_the_row_before", "attention/backward_preprocess.cuh",
              (("load_streaming_16(d_o + row * p.d_o_strides.seq",
@@ -96,57 +99,60 @@ MUTATIONS = (
              (("const bool wanted = split < p.splits;", "const bool wanted = split + 1 < p.splits;"),),
              ("sm_80", "split_combine_bf16_v4_u4"), "split_combine", "native",
              gtest="Combine.*:-Combine.works_above_two_to_the_31_elements"),
-    Mutation("sm90_forward_skips_a_key_tile", "attention/forward_sm90.cuh",
-             (("share.first = share.keys.first_tile(config.block_k);",
-               "share.first = share.keys.first_tile(config.block_k) + 1;"),
+    Mutation("sm90_forward_skips_a_key_tile", "attention/forward_sm90_consumer.cuh",
+             (("tiles.first = tiles.keys.first_tile(config.block_k);",
+               "tiles.first = tiles.keys.first_tile(config.block_k) + 1;"),
               ("for (int of = 1; of < config.consumers; ++of)", "for (int of = 2; of < config.consumers; ++of)")),
              SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, bench=("quick", "fwd/fp16/b1_sq65")),
-    Mutation("sm90_forward_does_not_wait_for_keys", "attention/forward_sm90.cuh",
-             (("    wait(kAt.k_full, k_use.index, k_use.parity);\n    const unsigned q_tile",
+    Mutation("sm90_forward_does_not_wait_for_keys", "attention/forward_sm90_consumer.cuh",
+             (("    wait(kAt.k_full, k_pipe.index, k_pipe.parity);\n    const unsigned q_tile",
                "    const unsigned q_tile"),),
              SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, repeat=5, race=True),
-    Mutation("sm90_forward_releases_keys_early", "attention/forward_sm90.cuh",
-             (("    wait(kAt.k_full, k_use.index, k_use.parity);\n    const unsigned q_tile",
-               "    wait(kAt.k_full, k_use.index, k_use.parity);\n    release(kAt.k_empty, k_use.index);\n"
+    Mutation("sm90_forward_releases_keys_early", "attention/forward_sm90_consumer.cuh",
+             (("    wait(kAt.k_full, k_pipe.index, k_pipe.parity);\n    const unsigned q_tile",
+               "    wait(kAt.k_full, k_pipe.index, k_pipe.parity);\n    release(kAt.k_empty, k_pipe.index);\n"
                "    const unsigned q_tile"),
-              ("      release(kAt.k_empty, k_use.index);\n      k_use.advance();\n      wgmma_done(scores);  //",
-               "      k_use.advance();\n      wgmma_done(scores);  //")),
+              ("      release(kAt.k_empty, k_pipe.index);\n      k_pipe.advance();\n      wgmma_fence_operand(scores);",
+               "      k_pipe.advance();\n      wgmma_fence_operand(scores);")),
              SM90, "attention_forward_sm90", "native", verify=("long", "fwd/bf16/b1_sq2048"), repeat=50, race=True),
-    Mutation("sm90_forward_does_not_rescale", "attention/forward_sm90.cuh",
-             (("output[i] *= softmax.decay[i / 2 % 2];", ";"),),
+    Mutation("sm90_forward_does_not_rescale", "attention/forward_sm90_consumer.cuh",
+             (("output[i] *= rescale[i / 2 % 2];", ";"),),
              SM90, "attention_forward_sm90", "native", verify=("hostile", "fwd/fp16/b1_sq130")),
     Mutation("sm90_forward_drops_a_fence", "ptx/wgmma.cuh",
              (('asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', ""),),
              SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, repeat=5,
-             excuse="ptxas 13.0 puts WARPGROUP.ARRIVE before every group of products by itself"),
-    Mutation("sm90_forward_does_not_wait_for_scores", "attention/forward_sm90.cuh",
-             (("      wgmma_wait<1>();\n", ""),),
+             excuse="ptxas 13.0 inserts WARPGROUP.ARRIVE before every wgmma group anyway"),
+    Mutation("sm90_forward_does_not_wait_for_scores", "attention/forward_sm90_consumer.cuh",
+             (("      wgmma_wait_group<1>();\n", ""),),
              SM90, "attention_forward_sm90", gate=True),
-    Mutation("sm90_backward_skips_a_query_tile", "attention/backward_sm90.cuh",
-             (("steps = tiles.count * static_cast<int>(p.group);", "steps = tiles.count * static_cast<int>(p.group) - 1;"),),
+    Mutation("sm90_backward_skips_a_query_tile", "attention/backward_sm90_work.cuh",
+             (("steps = tiles.count * static_cast<int>(p.group);",
+               "steps = tiles.count * static_cast<int>(p.group) - 1;"),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD,
              bench=("quick", "bwd/fp16/b1_sq65")),
-    Mutation("sm90_backward_does_not_wait_for_queries", "attention/backward_sm90.cuh",
+    Mutation("sm90_backward_does_not_wait_for_queries", "attention/backward_sm90_consumer.cuh",
              (("    wait(kAt.q_full, of.index, of.parity);\n", ""),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True),
-    # Without the wait for it, the barrier's phases could get ahead of who waits for them, and the kernel never end.
-    Mutation("sm90_backward_hands_ds_over_too_early", "attention/backward_sm90.cuh",
-             (("    wait(kAt.ds_empty, ds_use.index, ds_use.parity ^ 1);\n",
-               "    wait(kAt.ds_empty, ds_use.index, ds_use.parity ^ 1);\n    release(kAt.ds_full, ds_use.index);\n"),
-              ("    __syncwarp();\n    release(kAt.ds_full, ds_use.index);\n", "    __syncwarp();\n")),
+    # The wait for ds_empty stays: without it, the phases of ds_full could get ahead of the dQ warpgroup, and the kernel
+    # could hang.
+    Mutation("sm90_backward_hands_ds_over_too_early", "attention/backward_sm90_consumer.cuh",
+             (("    wait(kAt.ds_empty, ds_pipe.index, ds_pipe.parity ^ 1);\n",
+               "    wait(kAt.ds_empty, ds_pipe.index, ds_pipe.parity ^ 1);\n"
+               "    release(kAt.ds_full, ds_pipe.index);\n"),
+              ("    __syncwarp();\n    release(kAt.ds_full, ds_pipe.index);\n", "    __syncwarp();\n")),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True),
-    Mutation("sm90_backward_does_not_wait_for_dp", "attention/backward_sm90.cuh",
-             (("      wgmma_wait<0>();\n      wgmma_done(x);\n      differentiate(",
-               "      wgmma_done(x);\n      differentiate("),),
+    Mutation("sm90_backward_does_not_wait_for_dp", "attention/backward_sm90_consumer.cuh",
+             (("      wgmma_wait_group<0>();\n      wgmma_fence_operand(x);\n      differentiate(",
+               "      wgmma_fence_operand(x);\n      differentiate("),),
              SM90_BACKWARD, "attention_backward_sm90", gate=True),
 )
-# For the comparison with peers, which takes the kernel that the selector chooses: a tile less in each that it may.
+# For the comparison with peers, which runs whichever kernel is selected: each of them skips a tile.
 PEERS = ("forward_skips_a_key_tile", "sm90_forward_skips_a_key_tile", "backward_skips_a_query_tile",
          "sm90_backward_skips_a_query_tile")
 
 
 class Misfit(Exception):
-    """A change that no longer fits its source."""
+    """The text of a mutation does not occur exactly once in its source."""
 
 
 def apply(mutation, folder):
@@ -154,7 +160,7 @@ def apply(mutation, folder):
     text = file.read_text()
     for old, new in mutation.edits:
         if text.count(old) != 1:
-            raise Misfit(f"{mutation.name}: {mutation.file} has {text.count(old)} times, not once:\n{old}")
+            raise Misfit(f"{mutation.name}: {mutation.file} has this {text.count(old)} times, not once:\n{old}")
         text = text.replace(old, new)
     file.write_text(text)
 
@@ -173,8 +179,8 @@ class Checks:
         return folder
 
     def run(self, name, folder, command, record):
-        """(exit code, or None where it took too long; what it wrote to `record`, or {})."""
-        # Caches of its own: the user's shall not fill with broken kernels.
+        """(exit code, or None after a timeout; what the command wrote to `record`, or {})."""
+        # Caches of its own, so that no broken kernel gets into the user's.
         names = {"TESSERA_KERNEL_SOURCES": str(folder), "TESSERA_CACHE_DIR": f"{self.scratch}/cache",
                  "CUDA_CACHE_PATH": f"{self.scratch}/driver", "TESSERA_NO_TUNING": "1",
                  "TESSERA_CODE_ARCH": "", "NO_COLOR": "1"}
@@ -190,7 +196,7 @@ class Checks:
         except (OSError, ValueError):
             return code, {}
 
-    # Each check: (bad, of, a note), where bad of `of` results were found wrong.
+    # Each check returns (bad, of, a note): bad of `of` results are wrong.
     def gate(self, label, folder, m):
         record = self.out / f"{label}.json"
         code, found = self.run(label, folder, [self.tessera, "compile", "--arch", m.compile[0], "--kernel",
@@ -198,7 +204,7 @@ class Checks:
         rows = found.get("rows", [])
         broken = [row for row in rows if row["registers"] < 0]
         if broken or not rows:
-            return 0, 0, "does not compile" if broken else f"compile ended with {code}"
+            return 0, 0, "does not compile" if broken else f"compile exited with {code}"
         bad = [row["failure"].splitlines()[0] for row in rows if not row["passed"]]
         return len(bad), len(rows), bad[0] if bad else ""
 
@@ -208,11 +214,11 @@ class Checks:
             self.tessera, "verify", "--device", "cuda", "--arch-code", m.arch_code, "--suite", m.verify[0],
             "--filter", m.verify[1], "--repeat", m.repeat, "--json", record], record)
         if code is None:
-            return 1, 1, f"did not end in {TIMEOUT_S} s"
+            return 1, 1, f"did not finish within {TIMEOUT_S} s"
         cases = found.get("cases", [])
         served = [c for c in cases if c.get("kernel") == m.kernel]
         if not served:
-            why = next((c["detail"].splitlines()[0] for c in cases if c.get("detail")), f"verify ended with {code}")
+            why = next((c["detail"].splitlines()[0] for c in cases if c.get("detail")), f"verify exited with {code}")
             others = {c.get("kernel", "") for c in cases} - {""}
             return 0, 0, f"{m.kernel} served no case, but {', '.join(sorted(others))}" if others else why
         bad = [c["detail"].splitlines()[0] for c in served if c["outcome"] == "failed"]
@@ -225,10 +231,10 @@ class Checks:
             "--filter", m.bench[1], "--min-time", "0.01", "--json", record], record)
         rows = [c for c in found.get("cases", []) if "refused" not in c]
         bad = [c["wrong"] for c in rows if "wrong" in c]
-        # A row marked wrong has no time, and fails the command.
+        # A wrong row must not be timed, and must make the command fail.
         if bad and (code != 1 or any("wrong" in c and "median_s" in c for c in rows)):
-            return 0, len(rows), f"rows are wrong, but bench ended with {code} or timed them"
-        return len(bad), len(rows), "" if rows else f"bench ended with {code}"
+            return 0, len(rows), f"rows are wrong, but bench exited with {code} or timed them"
+        return len(bad), len(rows), "" if rows else f"bench exited with {code}"
 
     def cuda_test(self, label, folder, m):
         record = self.out / f"{label}.json"
@@ -238,11 +244,11 @@ class Checks:
         code, found = self.run(label, folder, [program, f"--gtest_filter={m.gtest}", f"--gtest_output=json:{record}"],
                                record)
         tests = [t for suite in found.get("testsuites", []) for t in suite["testsuite"] if t["result"] == "COMPLETED"]
-        return sum("failures" in t for t in tests), len(tests), "" if tests else f"cuda_test ended with {code}"
+        return sum("failures" in t for t in tests), len(tests), "" if tests else f"cuda_test exited with {code}"
 
     def peers(self, label, folder, _):
         record = self.out / f"{label}.json"
-        path = pathlib.Path(self.scratch) / "path"  # the package around it need not be installed
+        path = pathlib.Path(self.scratch) / "path"  # tessera itself need not be installed
         if not path.exists():
             shutil.copytree(ROOT / "python/tessera/bench", path / "tessera_bench")
         code, found = self.run(label, folder, [
@@ -251,11 +257,11 @@ class Checks:
         rows = [r for row in found.get("rows", []) for r in row["entrants"].values()]
         bad = [r for r in rows if r["status"] == "wrong"]
         if bad and code != 1:
-            return 0, len(rows), f"rows are wrong, but the benchmark ended with {code}"
-        return len(bad), len(rows), "" if rows else f"the benchmark ended with {code}"
+            return 0, len(rows), f"rows are wrong, but the benchmark exited with {code}"
+        return len(bad), len(rows), "" if rows else f"the benchmark exited with {code}"
 
     def control(self, check, m, key):
-        """A note where the check does not pass on kernels as they are; each command runs once, whoever asks first."""
+        """A note if the check fails on unchanged kernels, else "". Each command runs once, for all mutations."""
         with self.lock:
             mine = concurrent.futures.Future()
             said = self.controls.setdefault((check.__name__,) + key, mine)
@@ -263,13 +269,13 @@ class Checks:
         if said is mine:
             try:
                 bad, of, note = check(label, self.copy(()), m)
-                mine.set_result(f"{bad} of {of} fail as they are: {note}" if bad or not of else "")
+                mine.set_result(f"{bad} of {of} fail on unchanged kernels: {note}" if bad or not of else "")
             except BaseException as problem:
                 mine.set_exception(problem)
         return said.result()
 
     def judge(self, m, folder, steps):
-        """A row of the table, and whether every step caught it."""
+        """A row of the table; caught is whether every step caught the mutation."""
         row = {"mutation": m.name, "kernel": m.kernel, "race": m.race, "caught": True, "notes": []}
         for check, key in steps:
             bad, of, note = check(f"{m.name}_{check.__name__}", folder, m)
@@ -325,14 +331,15 @@ def compile_all(checks, chosen, jobs):
         for m, (bad, of, note) in zip(chosen, compiled):
             good = of > 0 and (bad > 0 or not m.gate)
             rows.append(good)
-            print(f"{'ok' if good else 'FAILED':<7} {m.name}: {of} compiled{', the gate says: ' + note if bad else ''}"
-                  f"{'' if good else '; ' + (note or 'the compile gate does not notice')}", flush=True)
+            print(f"{'ok' if good else 'FAILED':<7} {m.name}: {of} compiled"
+                  f"{', the gate reports: ' + note if bad else ''}"
+                  f"{'' if good else '; ' + (note or 'the compile gate passes')}", flush=True)
     return 0 if all(rows) else 1
 
 
 def break_all(checks, chosen, arch, with_peers, jobs):
-    """Several at once: most of the time goes into compiling, and races may well meet a busy GPU."""
-    work = []  # (mutation, its sources, its steps); without sources: the architecture that it needs is not this one
+    """Runs several at once: compiling takes most of the time, and a busy GPU makes races more likely."""
+    work = []  # (mutation, its sources, its steps); no sources if it needs another architecture
     for m in chosen:
         fits = number(m.compile[0]) <= number(arch) and (m.compile[0] != "sm_90a" or arch == "sm_90a")
         work.append((m, checks.copy((m,)) if fits else None, list(steps_of(checks, m))))
@@ -362,16 +369,19 @@ def break_all(checks, chosen, arch, with_peers, jobs):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", metavar="OUT", type=pathlib.Path, help="folder for the table and all output")
-    parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this one; may be given again")
+    parser.add_argument("--list", action="store_true", help="list the mutations and run nothing")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME",
+                        help="run only this mutation; may be repeated")
     parser.add_argument("--compile", action="store_true",
-                        help="no GPU: each must fit its source and compile, and the compile gate notice those it must")
-    parser.add_argument("--tessera", default=ROOT / "build/bin/tessera", metavar="PATH", help="default: build/bin's")
-    parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="what is copied and changed")
+                        help="without a GPU: check that each mutation matches its source and compiles, and that the "
+                        "compile gate fails if it should")
+    parser.add_argument("--tessera", default=ROOT / "build/bin/tessera", metavar="PATH",
+                        help="default: build/bin/tessera")
+    parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="sources to copy and change")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), metavar="N",
-                        help="how many at once; default: half of the cores, %(default)s here")
+                        help="mutations at a time; default: half of the cores, %(default)s here")
     parser.add_argument("--python", default=sys.executable, metavar="PATH",
-                        help="one with PyTorch, for the comparison with peers; default: this one")
+                        help="a Python with PyTorch, for the comparison with peers; default: this one")
     options = parser.parse_args(arguments)
     if options.list:
         for m in MUTATIONS:
@@ -381,7 +391,7 @@ def main(arguments=None):
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: 1 or more")
     if unknown or options.out is None:
-        parser.error(f"--only {min(unknown)}: --list names what there is" if unknown else "OUT is missing")
+        parser.error(f"--only {min(unknown)}: --list shows the names" if unknown else "OUT is missing")
     chosen = [m for m in MUTATIONS if not options.only or m.name in options.only]
     options.out.mkdir(parents=True, exist_ok=True)
     options.out = options.out.resolve()

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""collect_results.py OUT RESULTS: what scripts/gpu_check.sh left in OUT, as the files that are committed.
+"""collect_results.py OUT RESULTS: turns what scripts/gpu_check.sh left in OUT into the files that are committed.
 
-verify.json has each suite's counts and, case by case on one line, the error over what is allowed; peers.json, bench.json,
-evidence.json, doctor.json and verified.json are as they were written. What OUT does not have stays as it was.
+verify.json has each suite's counts and, one case per line, the error divided by the allowed error. peers.json, bench.json,
+evidence.json, doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps
+its family, op, fields and tags, whatever a family calls them. Files that OUT does not have stay as they are.
 """
 
 import json
@@ -13,7 +14,7 @@ KEPT = ("peers", "bench", "evidence", "doctor", "verified")
 
 
 def verify_summary(report):
-    """Counts, and per case its error; refused cases only by number and reason."""
+    """Counts, and the error of each case; refused cases are only counted by reason."""
     reasons = {}
     cases = {}
     for case in report["cases"]:
@@ -29,7 +30,7 @@ def verify_summary(report):
 
 
 def dump(value, depth=0):
-    """JSON with a line for each case or row, so that a diff is of cases and not of files."""
+    """JSON with one line per case or row, so that a diff shows cases."""
     pad = " " * (depth + 1)
     if isinstance(value, dict) and value and depth < 4:
         inner = ",\n".join(f"{pad}{json.dumps(key)}: {dump(item, depth + 1)}" for key, item in value.items())
@@ -40,10 +41,11 @@ def dump(value, depth=0):
 
 
 def without_paths(value):
-    """Folders of the machine that measured are no part of a result."""
+    """Drops the measuring machine's folders. Names inside "fields" belong to the family and are kept."""
     if isinstance(value, dict):
         dropped = ("directory", "path", "file", "library", "places", "cache")
-        return {key: without_paths(item) for key, item in value.items() if key not in dropped}
+        return {key: item if key == "fields" else without_paths(item)
+                for key, item in value.items() if key not in dropped}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     return value
@@ -73,7 +75,7 @@ def collect(out, results):
             lines.append(f"{file.stem.removeprefix('sanitizer_')}: {'; '.join(s.strip('= ') for s in said + counted)}")
         copy = out / "racecheck_sources.txt"
         if copy.exists():
-            lines.append(f"racecheck's sources, but for as_is: {copy.read_text().strip()}")
+            lines.append(f"racecheck's sources, except as_is: {copy.read_text().strip()}")
         (results / "sanitizer.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# scripts/gpu_check.sh OUT: everything a GPU can prove, in one command: doctor, the GPU tests, verify (full as the GPU's
-# own code and as older architectures', hostile, long, repeated runs), compute-sanitizer on the small set, bench, peers.
-# All output goes to OUT; results/<gpu>/ is brought up to date; a summary comes last. The exit code is 1 where a check
-# failed, 3 where there is no GPU.
+# scripts/gpu_check.sh OUT: runs every check that needs a GPU: doctor, the GPU tests, verify (suite full with code for
+# this GPU and for older architectures, suites hostile and long, repeated runs), compute-sanitizer on a small suite,
+# bench, and the comparison with peers. It writes all output to OUT, updates results/<gpu>/ and prints a summary at the
+# end. The exit code is 1 if a check failed, 3 if there is no GPU.
 #
-# BUILD (default build) holds the built program; it is built where it is missing. PYTHON (default python3) is one with
-# PyTorch, for the peers. SKIP names steps to leave out, with commas: tests, verify, sanitizer, bench, peers. BREAK=1 also
-# shows, last, that the checks catch broken kernels (scripts/break_kernels.py).
+# BUILD (default: build) is the build directory; the program is built if it is missing. PYTHON (default: python3) is a
+# Python with PyTorch, for the peers. SKIP is a comma-separated list of steps to skip: tests, verify, sanitizer, bench,
+# peers. BREAK=1 also runs the mutation tests, which show that the checks catch broken kernels
+# (scripts/break_kernels.py).
 set -uo pipefail
 out=${1:?usage: scripts/gpu_check.sh OUT}
 cd "$(dirname "$0")/.."
@@ -15,7 +16,7 @@ out=$(cd "$out" && pwd)
 build=${BUILD:-build}
 python=${PYTHON:-python3}
 tessera=$build/bin/tessera
-# Results speak of the library as it is built, and of its own choices.
+# Results are of the library as built, with its own selection of kernels.
 unset TESSERA_CODE_ARCH TESSERA_TUNING_TABLE
 export TESSERA_NO_TUNING=1
 [ -z "${TESSERA_KERNEL_SOURCES:-}" ] || { echo "TESSERA_KERNEL_SOURCES is set: unset it first"; exit 1; }
@@ -36,7 +37,7 @@ verdict() {
   esac
 }
 
-# step NAME LIMIT COMMAND...: output to OUT/NAME.txt, its last line into the summary.
+# step NAME LIMIT COMMAND...: the output goes to OUT/NAME.txt, its last line to the summary.
 step() {
   local name=$1 limit=$2 start=$SECONDS code
   shift 2
@@ -64,7 +65,8 @@ fi
 record=$out/verified.json
 cp "results/$gpu/verified.json" "$record" 2>/dev/null
 
-# What is not timed runs side by side: most of its time is the host's. Reported in the order of its start.
+# Steps that measure no time run in parallel, because they spend most of theirs on the host. They are reported in the
+# order in which they started.
 started=()
 start() {
   local name=$1 limit=$2
@@ -72,7 +74,7 @@ start() {
   started+=("$name")
   (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
 }
-for_information=sanitizer_racecheck_as_is  # has hazards that are none; it fails nothing
+for_information=sanitizer_racecheck_as_is  # it reports hazards that are none, so it cannot fail
 finish_all() {
   wait
   for name in "${started[@]}"; do
@@ -86,9 +88,9 @@ finish_all() {
 
 if ! skipped tests && [ -x "$build/bin/cuda_test" ]; then start cuda_test 200 "$build/bin/cuda_test"; fi
 if ! skipped verify; then
-  # sm_90 is the portable kernels on Hopper.
+  # Code for sm_90 is the portable kernels on Hopper.
   for arch in native sm_90 sm_80 sm_75; do
-    start "verify_full_$arch" 280 "$tessera" verify --device cuda --suite full --arch-code $arch \
+    start "verify_full_$arch" 400 "$tessera" verify --device cuda --suite full --arch-code $arch \
       --json "$out/verify_full_$arch.json" --record "$record"
   done
   start verify_hostile 120 "$tessera" verify --device cuda --suite hostile --json "$out/verify_hostile.json"
@@ -105,7 +107,7 @@ if ! skipped sanitizer; then
     for tool in memcheck synccheck initcheck; do
       start "sanitizer_$tool" 200 "${sanitize[@]}" --tool $tool "${small_set[@]}"
     done
-    # What counts is racecheck's word on a copy that it can follow.
+    # Only racecheck on the copy that it understands can fail.
     rm -rf "$out/racecheck_kernels"
     "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
     code=$?
@@ -125,13 +127,13 @@ if [[ -f $out/cuda_test.txt ]] && grep -q PASSED "$out/cuda_test.txt" && ! grep 
     --kernel attention/backward_preprocess.cuh,attention/split_combine.cuh
 fi
 if ! skipped bench; then
-  # fp16 takes the same code.
+  # fp16 uses the same code.
   step bench 90 "$tessera" bench --device cuda --filter bf16 --min-time 0.03 --json "$out/bench.json"
   step evidence 90 "$tessera" bench --device cuda --evidence --min-time 0.03 --json "$out/evidence.json"
 fi
 if ! skipped peers; then
   if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
-    # The benchmark needs nothing of the package around it, which need not be installed here.
+    # The benchmark does not use the rest of the Python package, which need not be installed.
     mkdir -p "$out/path"
     cp -r python/tessera/bench "$out/path/tessera_bench"
     lines=20 step peers 200 env PYTHONPATH="$out/path" "$python" -m tessera_bench \
@@ -149,7 +151,7 @@ fi
 
 rm -rf "$record.lock" "$out/racecheck_kernels"
 "$python" scripts/collect_results.py "$out" "results/$gpu" && say "results/$gpu is up to date"
-tar -czf "$out/results-$gpu.tgz" "results/$gpu"  # to carry what is to be committed to another machine
+tar -czf "$out/results-$gpu.tgz" "results/$gpu"  # for committing the results on another machine
 "$tessera" kernels | tee -a "$out/summary.txt"
 say "$((SECONDS - begin)) s in all on $gpu; $([ $bad = 0 ] && echo 'all checks passed' || echo 'SOME CHECKS FAILED')"
 exit $bad

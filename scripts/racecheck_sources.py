@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""racecheck_sources.py DIR: a copy of kernels/ that compute-sanitizer's racecheck can follow.
+"""racecheck_sources.py DIR: writes a copy of kernels/ whose synchronisation compute-sanitizer's racecheck understands.
 
-racecheck takes two ways of handing over for races, though they are none (tests/sanitizer/handover.cu shows both). In
-the copy they are ways that it follows, and that order no less:
+racecheck reports hazards that are none for two ways to synchronise warps (tests/sanitizer/handover.cu shows both). The
+copy replaces them by ways that racecheck understands, and that order no less:
 
-- bar.arrive and bar.sync, in the portable backward: those who would arrive and go on wait too. Every warp comes to
-  these barriers in the same order, so none waits for ever. The dV warps then also wait for the dK warps, which orders
-  their later accesses of a tile after the dK warps' earlier ones: a race of just these is not found, all others are.
-- One lane that arrives at an mbarrier for its warp, in the Hopper backward: all lanes arrive.
+- bar.arrive by some warps and bar.sync by others, in the portable backward: all of them use bar.sync. Every warp
+  reaches these barriers in the same order, so there is no deadlock. The dV warps then also wait for the dK warps, which
+  orders their later accesses to a tile after the dK warps' earlier ones: a race between just these is not found, all
+  others are.
+- One lane that arrives at an mbarrier for its warp, in the Hopper backward: every lane arrives.
 """
 
 import shutil
@@ -17,13 +18,16 @@ from break_kernels import BACKWARD, ROOT, SM90_BACKWARD, Misfit, Mutation, apply
 
 CHANGES = (
     Mutation("bar.arrive is bar.sync", "attention/backward.cuh",
-             (("    barrier_arrive(1 + strip, kThreads);\n", "    barrier_wait(1 + strip, kThreads);\n"),), BACKWARD),
-    Mutation("every lane arrives for itself", "attention/backward_sm90.cuh",
-             (("    if (is_first) barrier_arrive(shared + barriers", "    barrier_arrive(shared + barriers"),
-              ("barrier_init(shared + kAt.empty + i * kBarrierBytes, kWarps);",
-               "barrier_init(shared + kAt.empty + i * kBarrierBytes, kWarps * 32);"),
-              ("barrier_init(shared + kAt.ds_full + i * kBarrierBytes, kWarps);",
-               "barrier_init(shared + kAt.ds_full + i * kBarrierBytes, kWarps * 32);")), SM90_BACKWARD),
+             (("    named_barrier_arrive(1 + strip, kThreads);\n", "    named_barrier_sync(1 + strip, kThreads);\n"),),
+             BACKWARD),
+    Mutation("every lane arrives", "attention/backward_sm90_consumer.cuh",
+             (("    if (is_first) mbarrier_arrive(shared + barriers", "    mbarrier_arrive(shared + barriers"),),
+             SM90_BACKWARD),
+    Mutation("mbarriers expect every lane", "attention/backward_sm90.cuh",
+             (("mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps);",
+               "mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps * 32);"),
+              ("mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kWarps);",
+               "mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kWarps * 32);")), SM90_BACKWARD),
 )
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings what a build needs: system packages through apt where missing, and a venv with NVRTC under the build folder.
-# A second run finds everything and does nothing. scripts/setup.sh [BUILD [PACKAGE...]]: more packages, where asked.
+# Brings what a build needs: system packages through apt if they are missing, and a venv with NVRTC under the build folder.
+# A second run finds everything and does nothing. scripts/setup.sh [BUILD [PACKAGE...]]: more packages, if asked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}

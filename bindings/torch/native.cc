@@ -1,8 +1,8 @@
 // tessera._native: the C ABI for PyTorch's tensors.
 //
-// Built against CPython's limited API (one binary for Python 3.10 and up) and against nothing of PyTorch: a tensor is
-// read through DLPack's C exchange table where PyTorch has one (2.10 and up), else through its Python attributes. So
-// one wheel serves every PyTorch. The interpreter's lock guards all state here and is given up while a kernel runs.
+// Built against CPython's limited API (one binary for Python 3.10 and up) and without PyTorch's headers: a tensor is
+// read through DLPack's C exchange table if PyTorch has one (2.10 and up), else through its Python attributes. So one
+// wheel works with every PyTorch. The GIL guards all state here and is released while a kernel runs.
 #include <cstring>
 #include <exception>
 #include <new>
@@ -13,14 +13,14 @@
 namespace tessera::python {
 namespace {
 
-// Kernels leave rows past the last packed sequence alone; a caller must not find garbage there.
+// Kernels do not write the rows past the last packed sequence; the caller must not see uninitialized memory there.
 Fill rows_of(const tessera_attention& args) { return args.cu_seqlens_q != nullptr ? Fill::kZero : Fill::kNone; }
 
-// Every op takes a tuple of these.
+// Every op takes its options as one tuple, in this order.
 bool read_options(PyObject* options, tessera_attention* args) {
   constexpr Py_ssize_t kOptions = 8;
   if (PyTuple_Size(options) != kOptions) {
-    PyErr_Format(PyExc_TypeError, "options: a tuple of %zd is expected", kOptions);
+    PyErr_Format(PyExc_TypeError, "options must be a tuple of %zd", kOptions);
     return false;
   }
   const auto at = [&](Py_ssize_t i) { return PyTuple_GetItem(options, i); };
@@ -168,21 +168,24 @@ PyObject* backward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return PyTuple_Pack(3, dq_tensor.get(), dk_tensor.get(), dv_tensor.get());
 }
 
-// explain(op, arch or None, q, k, v, alibi, <two tensors: lengths, or cache lengths and page table>, options) -> str
+// explain(op, arch or None, format, q, k, v, alibi, a, b, options) -> str. a, b: cu_seqlens_q and cu_seqlens_k; for
+// decode, cache_seqlens and page_table. format: a tessera_explain_format.
 PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("explain", count, 9)) return nullptr;
-  const long op = PyLong_AsLong(values[0]);
+  if (!expect("explain", count, 10)) return nullptr;
+  const auto op = static_cast<tessera_attention_op>(PyLong_AsLong(values[0]));
+  const auto format = static_cast<tessera_explain_format>(PyLong_AsLong(values[2]));
+  if (PyErr_Occurred() != nullptr) return nullptr;
   Inputs in;
-  const bool read = in.read_qkv(values + 2, Data::kNotNeeded) &&
-                    (op == TESSERA_ATTENTION_DECODE ? in.read_cache(values + 5, Data::kNotNeeded)
-                                                    : in.read_packing(values + 5, Data::kNotNeeded));
-  if (!read || !read_options(values[8], &in.args)) return nullptr;
+  const bool read = in.read_qkv(values + 3, Data::kNotNeeded) &&
+                    (op == TESSERA_ATTENTION_DECODE ? in.read_cache(values + 6, Data::kNotNeeded)
+                                                    : in.read_packing(values + 6, Data::kNotNeeded));
+  if (!read || !read_options(values[9], &in.args)) return nullptr;
   const char* arch = nullptr;
   if (values[1] != Py_None) {
     arch = PyUnicode_AsUTF8AndSize(values[1], nullptr);
     if (arch == nullptr) return nullptr;
   }
-  // Outputs and gradients, by shape alone.
+  // Only the shapes of outputs and gradients are looked at.
   const tessera_tensor& q = in.q.tensor;
   View out = in.q, lse = in.q;
   const int dims = q.ndim;
@@ -211,15 +214,16 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
   }
   std::string text;
   std::size_t needed = 0;
-  const auto kind = static_cast<tessera_attention_op>(op);
-  if (!succeeded(tessera_attention_explain(kind, &in.args, arch, nullptr, 0, &needed))) return nullptr;
+  if (!succeeded(tessera_attention_explain(op, &in.args, arch, format, nullptr, 0, &needed))) return nullptr;
   text.resize(needed);
-  if (!succeeded(tessera_attention_explain(kind, &in.args, arch, text.data(), text.size(), &needed))) return nullptr;
+  if (!succeeded(tessera_attention_explain(op, &in.args, arch, format, text.data(), text.size(), nullptr))) {
+    return nullptr;
+  }
   return PyUnicode_FromString(text.c_str());
 }
 
-// mode(q, k, v) -> how a call may go: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
-// another class or has no memory), 1 straight to the kernel, 2 straight, but gradients are wanted; 4 more where
+// mode(q, k, v) -> how to make the call: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
+// another class or has no memory), 1 straight to the kernel, 2 straight to the kernel, with gradients; plus 4 if
 // autocast is on.
 PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   if (!expect("mode", count, 3)) return nullptr;
@@ -231,9 +235,11 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
     const Ref answer(PyObject_CallNoArgs(function));
     return answer ? PyObject_IsTrue(answer.get()) : -1;
   };
-  const Py_ssize_t functions = PyTuple_Size(torch.unplain);
+  const Py_ssize_t functions = PyTuple_Size(torch.interceptors);
   for (Py_ssize_t i = 0; i < functions; ++i) {
-    if (yes(PyTuple_GetItem(torch.unplain, i)) != 0) return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(0);
+    if (yes(PyTuple_GetItem(torch.interceptors, i)) != 0) {
+      return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(0);
+    }
   }
   bool gradients = false;
   if (yes(torch.is_grad_enabled) != 0) {
@@ -241,7 +247,7 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
       if (!truth(values[i], names.requires_grad, &gradients)) return nullptr;
     }
   }
-  // What torch.func left behind has none.
+  // Tensors that have escaped a torch.func transform have none.
   for (int i = 0; i < 3; ++i) {
     if (!has_memory(values[i])) return PyLong_FromLong(0);
   }
@@ -250,13 +256,13 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(answer);
 }
 
-// setup(Error, pieces: dict, dlpack: bool) -> whether tensors are read through DLPack
+// setup(Error, members: dict, dlpack: bool) -> whether tensors are read through DLPack
 PyObject* setup(PyObject*, PyObject* args) {
   PyObject* error = nullptr;
-  PyObject* pieces = nullptr;
+  PyObject* members = nullptr;
   int dlpack = 1;
-  if (PyArg_ParseTuple(args, "OO!p", &error, &PyDict_Type, &pieces, &dlpack) == 0) return nullptr;
-  if (!set_up(error, pieces, dlpack != 0)) return nullptr;
+  if (PyArg_ParseTuple(args, "OO!p", &error, &PyDict_Type, &members, &dlpack) == 0) return nullptr;
+  if (!set_up(error, members, dlpack != 0)) return nullptr;
   return PyBool_FromLong(torch.exchange != nullptr);
 }
 

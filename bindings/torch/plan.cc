@@ -11,15 +11,15 @@ namespace {
 
 std::int64_t dim(const tessera_tensor& t, int i) { return i < t.ndim ? t.shape[i] : 0; }
 
-// A plan holds what a problem's first call worked out (the check, the choice, the compiled kernel, the workspace), so
-// that later calls only run. Its key is whatever a plan depends on, as bytes.
+// A plan holds the result of a problem's first call (arguments checked, kernel chosen and compiled, workspace size), so
+// that later calls only run. Its key is everything that a plan depends on, compared as bytes.
 
 struct Key {
   std::int32_t op, threads;
   tessera_device device;
   tessera_dtype dtype;
-  // Which optional tensors; which tensors' rows all start at multiples of 16 bytes; which of q, k and v the copy engine
-  // of a GPU can read.
+  // Bits: which optional tensors are given; which tensors have all rows 16-byte aligned; which of q, k, v and dout TMA
+  // can read.
   std::uint32_t given;
   std::int32_t ndims[4];  // q, k, v, slopes
   std::int64_t shapes[3][4];
@@ -37,13 +37,13 @@ bool aligned(const tessera_tensor* t) {
   const std::uint64_t bytes = t->dtype.bits / 8;
   std::uint64_t all = reinterpret_cast<std::uintptr_t>(t->data) + t->byte_offset;
   for (int i = 0; i + 1 < t->ndim && t->strides != nullptr; ++i) {
-    // The stride of a dim of size 1 is never taken, and DLPack puts a 1 there.
+    // The stride of a dim of size 1 is never used, and DLPack puts a 1 there.
     if (t->shape[i] > 1) all |= static_cast<std::uint64_t>(t->strides[i]) * bytes;
   }
   return all % kVector == 0;
 }
 
-// As the library looks at strides (src/api/check.cc).
+// Must agree with strides_allow_tensor_maps in src/attention/check.cc.
 bool mappable(const tessera_tensor* t) {
   constexpr std::int64_t kEnd = std::int64_t{1} << 39;
   for (int i = 0; i + 1 < t->ndim && t->strides != nullptr; ++i) {
@@ -112,12 +112,12 @@ std::unordered_map<Key, Plan, KeyHash, KeyEqual>& plans() {
   return *all;
 }
 
-struct WithoutLock {
+struct WithoutGil {
   PyThreadState* state = PyEval_SaveThread();
-  ~WithoutLock() { PyEval_RestoreThread(state); }
+  ~WithoutGil() { PyEval_RestoreThread(state); }
 };
 
-// The CPU backend takes as many threads as PyTorch does: launchers and data loaders set that.
+// The CPU backend uses as many threads as PyTorch, whose number launchers and data loaders set.
 bool follow_threads() {
   static long set = 0;
   const Ref number(PyObject_CallNoArgs(torch.get_num_threads));
@@ -129,7 +129,7 @@ bool follow_threads() {
   return true;
 }
 
-// Lengths in host memory are the problem's own, so a plan made for one call's need not cover the next one's.
+// Lengths in host memory are part of the problem, so a plan made for one call may not cover the next.
 bool lengths_matter(const tessera_attention& a) { return a.cu_seqlens_q != nullptr && a.q->device.type == TESSERA_CPU; }
 
 Plan plan_for(tessera_attention_op op, const tessera_attention& args) {
@@ -142,8 +142,8 @@ Plan plan_for(tessera_attention_op op, const tessera_attention& args) {
   tessera_plan* made = nullptr;
   tessera_status status;
   {
-    const WithoutLock without;
-    status = tessera_plan_create(op, &args, &made);
+    const WithoutGil without;
+    status = tessera_attention_plan_create(op, &args, &made);
   }
   if (!succeeded(status)) return nullptr;
   Plan plan(made, PlanDeleter{});
@@ -154,10 +154,10 @@ Plan plan_for(tessera_attention_op op, const tessera_attention& args) {
   return plan;
 }
 
-// Scratch up to this size is kept by the calling thread: it spares the CPU's small calls an allocation.
+// Each thread keeps a workspace of this size, which saves small calls on the CPU an allocation.
 constexpr std::size_t kSmall = 1 << 18;
 
-void* small_scratch() {
+void* small_workspace() {
   thread_local const std::unique_ptr<unsigned char[]> kept(new unsigned char[kSmall]);
   return kept.get();
 }
@@ -181,7 +181,7 @@ bool run(tessera_attention_op op, const tessera_attention& args, const View& q) 
   Ref scratch;
   View scratch_view;
   if (bytes > 0 && cpu && bytes <= kSmall) {
-    workspace = small_scratch();
+    workspace = small_workspace();
   } else if (bytes > 0) {
     const auto size = static_cast<std::int64_t>(bytes);
     scratch = allocate(q, torch.uint8, &size, 1, Fill::kNone, &scratch_view);
@@ -197,8 +197,8 @@ bool run(tessera_attention_op op, const tessera_attention& args, const View& q) 
   }
   tessera_status status;
   {
-    const WithoutLock without;
-    status = tessera_plan_run(plan.get(), &args, workspace, bytes, stream);
+    const WithoutGil without;
+    status = tessera_attention_plan_run(plan.get(), &args, workspace, bytes, stream);
   }
   return succeeded(status);
 }

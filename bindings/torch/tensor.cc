@@ -49,7 +49,7 @@ bool read_attributes(PyObject* object, const char* name, Data data, View* view) 
   } else if (dtype.get() == torch.int32) {
     t.dtype = {TESSERA_INT, 32, 1};
   } else if (dtype.get() == torch.uint8) {
-    t.dtype = {TESSERA_UINT, 8, 1};  // scratch
+    t.dtype = {TESSERA_UINT, 8, 1};  // a workspace
   } else {
     fail(std::string(name) + " is " + text_of(dtype.get()) +
          "; float16, bfloat16 and float32 are accepted, int32 for lengths and tables");
@@ -94,7 +94,7 @@ bool is_laid_out(const tessera_tensor& t, const std::int64_t* shape, const std::
   return true;
 }
 
-// A tuple; with Layout::kHeadsFirst the second and third of its four numbers change places.
+// A tuple of the numbers; with Layout::kHeadsFirst the second and third of four are swapped.
 Ref tuple_of(const std::int64_t* numbers, int count, Layout layout) {
   Ref tuple(PyTuple_New(count));
   for (int i = 0; tuple && i < count; ++i) {
@@ -110,7 +110,7 @@ Ref allocate_by_size(PyObject* like, PyObject* dtype, const std::int64_t* shape,
                      Fill fill, Layout layout) {
   const Ref size = tuple_of(shape, dims, layout);
   if (!size) return {};
-  // Of PyTorch's ways to make an empty tensor, strides given is the quickest; a filled one is for packed rows alone.
+  // new_empty_strided is PyTorch's fastest way to make an empty tensor. Only packed rows need a filled one.
   PyObject* name = names.new_empty_strided;
   Ref second;
   if (fill == Fill::kNone) {
@@ -143,8 +143,8 @@ const ExchangeApi* exchange_of(PyObject* tensor_type) {
 
 }  // namespace
 
-void fail(const std::string& sentence, tessera_status status) {
-  const Ref error(PyObject_CallFunction(error_type, "ss", sentence.c_str(), tessera_status_name(status)));
+void fail(const std::string& message, tessera_status status) {
+  const Ref error(PyObject_CallFunction(error_type, "ss", message.c_str(), tessera_status_name(status)));
   if (error) PyErr_SetObject(error_type, error.get());
 }
 
@@ -165,7 +165,7 @@ bool read(PyObject* object, const char* name, Data data, View* view) {
   }
   if (data == Data::kNeeded && torch.exchange != nullptr) {
     if (torch.exchange->export_borrowed(object, &view->tensor) == 0 && view->tensor.ndim <= kMaxDims) return true;
-    PyErr_Clear();  // what DLPack cannot carry gets its sentence below
+    PyErr_Clear();  // read_attributes has the error message for what DLPack cannot represent
   }
   return read_attributes(object, name, data, view);
 }
@@ -204,7 +204,7 @@ void swap_heads(View* view) {
 Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view,
              Layout layout) {
   std::int64_t strides[kMaxDims];
-  std::uint64_t elements = 1;  // may wrap: the library has yet to look at the shape
+  std::uint64_t elements = 1;  // may wrap: the library has not checked the shape yet
   for (int i = dims - 1; i >= 0; --i) {
     strides[i] = static_cast<std::int64_t>(elements);
     elements *= shape[i] > 0 ? static_cast<std::uint64_t>(shape[i]) : 1;
@@ -220,7 +220,7 @@ Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int d
   return made;
 }
 
-bool set_up(PyObject* error, PyObject* pieces, bool dlpack) {
+bool set_up(PyObject* error, PyObject* members, bool dlpack) {
   Py_INCREF(error);
   error_type = error;
   const struct {
@@ -239,10 +239,10 @@ bool set_up(PyObject* error, PyObject* pieces, bool dlpack) {
       {"is_grad_enabled", &torch.is_grad_enabled},
       {"is_autocast_enabled", &torch.is_autocast_enabled},
       {"empty_like", &torch.empty_like},
-      {"unplain", &torch.unplain},
+      {"interceptors", &torch.interceptors},
   };
   for (const auto& [name, slot] : slots) {
-    *slot = PyDict_GetItemString(pieces, name);
+    *slot = PyDict_GetItemString(members, name);
     if (*slot == nullptr) {
       PyErr_Format(PyExc_KeyError, "setup needs %s", name);
       return false;

@@ -1,4 +1,4 @@
-// PyTorch's tensors as the C ABI's views, by CPython's limited API alone.
+// PyTorch's tensors as views of the C ABI, through CPython's limited API alone.
 #pragma once
 
 #define Py_LIMITED_API 0x030A0000
@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/tessera.h"
+#include "tessera/attention.h"
 
 namespace tessera::python {
 
@@ -37,7 +37,7 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// The head of DLPack's DLPackExchangeAPI, which its standard keeps from version to version of one major.
+// The first fields of DLPack's DLPackExchangeAPI, which are stable within one major version of the standard.
 struct ExchangeApi {
   std::uint32_t major, minor;
   ExchangeApi* previous;
@@ -48,7 +48,7 @@ struct ExchangeApi {
   void* current_stream;
 };
 
-// The parts of torch that are used, handed over once by set_up(). All owned for the life of the process.
+// The members of torch that are used, passed in once by set_up(). All are owned for the life of the process.
 struct Torch {
   PyObject* tensor_type = nullptr;
   PyObject* parameter_type = nullptr;
@@ -58,17 +58,17 @@ struct Torch {
   PyObject* int32 = nullptr;
   PyObject* uint8 = nullptr;
   PyObject* get_num_threads = nullptr;
-  PyObject* current_stream = nullptr;  // None in a build without CUDA
+  PyObject* current_stream = nullptr;  // device index -> the stream's handle
   PyObject* is_grad_enabled = nullptr;
   PyObject* is_autocast_enabled = nullptr;
   PyObject* empty_like = nullptr;
-  PyObject* unplain = nullptr;  // tuple of functions that answer 0, False or None while nothing intercepts calls
+  PyObject* interceptors = nullptr;  // tuple of functions that return 0, False or None while nothing intercepts calls
   const ExchangeApi* exchange = nullptr;
 };
 
 extern Torch torch;
 
-// Names looked up at every call, interned.
+// Attribute names that every call looks up, interned.
 struct Names {
   PyObject* data_ptr;
   PyObject* shape;
@@ -85,14 +85,14 @@ struct Names {
 };
 extern Names names;
 
-// Hands over tessera.Error and a dict with the members of Torch by name.
-bool set_up(PyObject* error_type, PyObject* pieces, bool dlpack);
+// members: a dict with the members of Torch by name.
+bool set_up(PyObject* error_type, PyObject* members, bool dlpack);
 bool intern_names();
 
 // Raises tessera.Error.
-void fail(const std::string& sentence, tessera_status status = TESSERA_INVALID_ARGUMENT);
+void fail(const std::string& message, tessera_status status = TESSERA_INVALID_ARGUMENT);
 
-// A tensor of the call: its C view, and room for shape and strides where PyTorch lends none or other ones are meant.
+// An argument tensor: its C view, and storage for shape and strides if PyTorch's own cannot be pointed to.
 struct View {
   PyObject* object = nullptr;  // borrowed
   tessera_tensor tensor{};
@@ -106,10 +106,10 @@ bool read(PyObject* object, const char* name, Data data, View* view);
 // *slot stays null for None.
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot);
 bool truth(PyObject* object, PyObject* name, bool* value);
-// A tensor on meta has none, nor has one that a transform of torch.func left behind.
+// False for a meta tensor, and for one that has escaped a torch.func transform.
 bool has_memory(PyObject* tensor);
 
-// Of PyTorch's tensors; the C ABI's views are all [B, S, H, D].
+// Of PyTorch's tensors: [B, S, H, D] or [B, H, S, D]. The C ABI's views are all [B, S, H, D].
 enum class Layout : bool { kRowsFirst, kHeadsFirst };
 
 // Reads [B, H, S, D] as [B, S, H, D].
@@ -117,8 +117,8 @@ void swap_heads(View* view);
 
 enum class Fill { kNone, kZero, kMinusInfinity };
 
-// A new tensor beside `like`, of like's dtype where that is null, row-major as `shape` orders it; with
-// Layout::kHeadsFirst PyTorch sees the second and third of its four dims swapped.
+// A new tensor on like's device, of like's dtype if dtype is null, row-major in the order of `shape`. With
+// Layout::kHeadsFirst, PyTorch sees the second and third of its four dims swapped.
 Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view,
              Layout layout = Layout::kRowsFirst);
 

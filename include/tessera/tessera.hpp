@@ -1,4 +1,4 @@
-// Tessera for C++20: a thin skin over the C ABI. Views instead of raw structs, exceptions instead of status codes.
+// Tessera for C++20: a thin layer over the C ABI. Views instead of raw structs, exceptions instead of status codes.
 //
 //   std::vector<float> q(...), k(...), v(...), o(...);
 //   tessera::attention_forward({.q = {q.data(), tessera::kFloat32, {B, S, H, D}}, .k = ..., .v = ..., .out = ...,
@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/tessera.h"
+#include "tessera/attention.h"
 
 namespace tessera {
 
@@ -33,7 +33,7 @@ inline constexpr tessera_dtype kFloat16{TESSERA_FLOAT, 16, 1};
 inline constexpr tessera_dtype kBFloat16{TESSERA_BFLOAT, 16, 1};
 inline constexpr tessera_dtype kInt32{TESSERA_INT, 32, 1};
 
-// A view of memory that stays the caller's. A default-made Tensor stands for one that is not given.
+// A view of memory that the caller owns. A default-constructed Tensor means that none is given.
 class Tensor {
  public:
   static constexpr std::size_t kMaxRank = 4;
@@ -75,7 +75,7 @@ class Tensor {
   std::array<std::int64_t, kMaxRank> strides_{};
 };
 
-// The arguments of all three ops; tessera_attention in tessera.h says what each is.
+// The arguments of all three ops; tessera_attention in attention.h says what each is.
 struct Attention {
   Tensor q{}, k{}, v{}, out{}, lse{};
   Tensor dout{}, dlse{}, dq{}, dk{}, dv{};
@@ -99,7 +99,7 @@ inline void throw_unless_ok(tessera_status status) {
   if (status != TESSERA_OK) throw Error(status, tessera_last_error());
 }
 
-// An Attention in C's terms. Points into the Attention it was made from and into itself: neither copied nor moved.
+// An Attention as the C struct. It points into that Attention and into itself, so it is neither copied nor moved.
 class Lowered {
  public:
   explicit Lowered(const Attention& a) {
@@ -147,15 +147,9 @@ class Lowered {
   tessera_attention args_ = TESSERA_ATTENTION_INIT;
 };
 
+// The library allocates the workspace.
 inline void run(tessera_attention_op op, const Attention& attention, void* stream) {
-  const Lowered lowered(attention);
-  std::size_t bytes = 0;
-  throw_unless_ok(tessera_attention_workspace(op, lowered.get(), &bytes));
-  if (bytes > 0 && attention.q.view().device.type != TESSERA_CPU) {
-    throw Error(TESSERA_INVALID_ARGUMENT, "this call needs device memory as workspace: make a Plan and give it some");
-  }
-  const auto workspace = std::make_unique<std::byte[]>(bytes);
-  throw_unless_ok(tessera_attention_run(op, lowered.get(), workspace.get(), bytes, stream));
+  throw_unless_ok(tessera_attention_run(op, Lowered(attention).get(), nullptr, 0, stream));
 }
 
 }  // namespace detail
@@ -170,20 +164,23 @@ inline void attention_decode(const Attention& attention, void* stream = nullptr)
   detail::run(TESSERA_ATTENTION_DECODE, attention, stream);
 }
 
-// A problem checked and a kernel chosen once, to be run often: no compiling, no allocation.
+// Arguments checked and a kernel chosen once, to be run many times: a run neither compiles nor allocates.
 class Plan {
  public:
   Plan(tessera_attention_op op, const Attention& attention) {
     tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_plan_create(op, detail::Lowered(attention).get(), &plan));
+    detail::throw_unless_ok(tessera_attention_plan_create(op, detail::Lowered(attention).get(), &plan));
     plan_.reset(plan);
   }
 
   std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
-  std::string explain() const { return tessera_plan_explain(plan_.get()); }
+  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
+    return tessera_plan_explain(plan_.get(), format);
+  }
 
   void run(const Attention& attention, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(tessera_plan_run(plan_.get(), detail::Lowered(attention).get(), workspace, bytes, stream));
+    detail::throw_unless_ok(
+        tessera_attention_plan_run(plan_.get(), detail::Lowered(attention).get(), workspace, bytes, stream));
   }
 
  private:
@@ -194,12 +191,14 @@ class Plan {
 };
 
 // Which kernel serves this, and why the others do not. arch as in tessera_attention_explain.
-inline std::string explain(tessera_attention_op op, const Attention& attention, const char* arch = nullptr) {
+inline std::string explain(tessera_attention_op op, const Attention& attention, const char* arch = nullptr,
+                           tessera_explain_format format = TESSERA_EXPLAIN_TEXT) {
   const detail::Lowered lowered(attention);
   std::size_t needed = 0;
-  detail::throw_unless_ok(tessera_attention_explain(op, lowered.get(), arch, nullptr, 0, &needed));
+  detail::throw_unless_ok(tessera_attention_explain(op, lowered.get(), arch, format, nullptr, 0, &needed));
   std::string text(needed, '\0');
-  detail::throw_unless_ok(tessera_attention_explain(op, lowered.get(), arch, text.data(), text.size(), nullptr));
+  detail::throw_unless_ok(
+      tessera_attention_explain(op, lowered.get(), arch, format, text.data(), text.size(), nullptr));
   text.resize(needed - 1);
   return text;
 }

@@ -1,15 +1,15 @@
-// dQ = scale * sums, from fp32 tiles in the order of mma's accumulators to rows of the tensor. Bound by memory: 6 bytes
-// an element.
+// dQ = scale * sums, from fp32 tiles in the order of mma's accumulators to rows of the tensor. Memory-bound: 6 bytes
+// per element.
 //
-// A warp takes four tiles of 16 x 8 side by side, each lane what one lane of mma would hold: it reads whole lines. A
-// quad's four lanes then hold two rows of all four tiles between them, and trade, so that each has one tile's two rows
-// of 16 bytes to write.
+// A warp converts four adjacent tiles of 16 x 8. Each lane reads the values that it would hold as an mma accumulator,
+// so that the warp reads full cache lines. The four lanes of a quad then hold two rows of all four tiles between them,
+// and exchange values so that each lane has two rows of one tile, 16 bytes each, to write.
 #pragma once
 
-#include "contract/attention_backward.h"
+#include "attention/backward_convert_config.h"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "tile/dq_sums.cuh"
 #include "tile/quad.cuh"
 #include "tile/sequence.cuh"
@@ -18,13 +18,13 @@ namespace tessera {
 
 template <BackwardConvertConfig config>
 __forceinline__ void backward_convert(const BackwardConvertParams& p) {
-  follow_grids_before();
-  const unsigned block = blockIdx.x / p.blocks;
-  const int head = block % p.heads;
-  const int batch = block / p.heads;
+  pdl_wait_and_launch_dependents();
+  const unsigned batch_head = blockIdx.x / p.blocks;
+  const int head = batch_head % p.heads;
+  const int batch = batch_head / p.heads;
   const int len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
   const int lane = threadIdx.x % 32;
-  const unsigned groups = (p.chunks + kConvertTiles - 1) / kConvertTiles;  // of tiles, a row of them
+  const unsigned groups = (p.chunks + kConvertTiles - 1) / kConvertTiles;  // of adjacent tiles in a row of tiles
   const unsigned item = blockIdx.x % p.blocks * (config.threads / 32) + threadIdx.x / 32;
   const int first_chunk = item % groups * kConvertTiles;
   const Index first_row = static_cast<Index>(item / groups) * 16;

@@ -1,20 +1,35 @@
-// dQ alone, on mma.sync, for the deterministic backward: the scores are computed a second time so that no two blocks
-// add to the same place.
+// dQ on mma.sync for the deterministic backward: the scores are computed a second time so that no two CTAs add to the
+// same element. Entry point: backward_dq, below.
 //
-// A block keeps block_q queries, Q and dO, and walks over the keys. A warp owns 16 or 32 queries from end to end, and
-// takes a strip of 16 or 32 keys at a time:
+// A CTA keeps Q and dO of block_q queries and loops over the keys in tiles of block_k. Every warp has the same role: it
+// owns 16 or 32 queries, and processes a strip of 16 or 32 keys at a time:
 //
 //   S = Q K^T,  dP = dO V^T,  dS = exp(S - LSE) (dP - delta),  dQ += dS K
+//
+//   shared memory:  Q [block_q, Dqk] (reused for dQ)    dO [block_q, Dv]    K, V: [stages][block_k, ...]
+//
+// With two stages, the next K and V are loaded while the current ones are in use.
 #pragma once
 
-#include "contract/attention_backward.h"
-#include "ptx/grid.cuh"
-#include "tile/band.cuh"
+#include "attention/backward_dq_config.h"
+#include "ptx/griddepcontrol.cuh"
+#include "tile/mask.h"
 #include "tile/probability.cuh"
 #include "tile/products.cuh"
 #include "tile/sequence.cuh"
 
 namespace tessera {
+
+template <BackwardDqConfig config>
+struct BackwardDq;
+
+template <BackwardDqConfig config>
+__forceinline__ void backward_dq(const AttentionBackwardParams& p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  pdl_wait_and_launch_dependents();
+  BackwardDq<config> kernel{p, shared_address(shared)};
+  kernel.run();
+}
 
 template <BackwardDqConfig config>
 struct BackwardDq {
@@ -28,8 +43,8 @@ struct BackwardDq {
   using TileDo = SharedTile<config.block_q, config.dim_v>;
   using TileK = SharedTile<config.block_k, config.dim_qk>;
   using TileV = SharedTile<config.block_k, config.dim_v>;
-  // Keys at a time: as many as make 16 values a lane; fewer where that can be and each needs more registers.
-  static constexpr int kWidest = kRows == 16 && !config.general ? 32 : 16;
+  // Keys per strip: as many as make 16 values per lane; fewer if score_mod, which needs more registers per value.
+  static constexpr int kWidest = kRows == 16 && !config.score_mod ? 32 : 16;
   static constexpr int kStrip = kWidest < config.block_k ? kWidest : config.block_k;
   using Strip = float[kRowTiles][kStrip / 8][4];
   using Operand = unsigned[kRowTiles][kStrip / 16][4];
@@ -60,18 +75,19 @@ struct BackwardDq {
   }
   __forceinline__ TileV tile_v(int stage) const { return {tile_k(stage).base + TileK::kBytes}; }
 
-  // With one stage there is nothing to compute meanwhile: what travels in registers goes one tile at a time.
-  static constexpr bool kInTurn = !decltype(load_v)::kAsync && config.stages == 1;
+  // With one stage there is nothing to compute meanwhile: loads through registers then take one tile at a time, to save
+  // registers.
+  static constexpr bool kOneAtATime = !decltype(load_v)::kAsync && config.stages == 1;
 
   __forceinline__ void begin_load(int first_k, int stage) {
-    if (kInTurn) return;
+    if (kOneAtATime) return;
     begin_load_k(first_k, stage);
     begin_load_v(first_k, stage);
   }
   __forceinline__ void end_load(int first_k, int stage) {
-    if (kInTurn) begin_load_k(first_k, stage);
+    if (kOneAtATime) begin_load_k(first_k, stage);
     load_k.end(tile_k(stage));
-    if (kInTurn) begin_load_v(first_k, stage);
+    if (kOneAtATime) begin_load_v(first_k, stage);
     load_v.end(tile_v(stage));
   }
   __forceinline__ void begin_load_k(int first_k, int stage) {
@@ -86,7 +102,7 @@ struct BackwardDq {
   template <class Tile>
   using Rows = RowOperand<Tile, kRowTiles, 0>;
 
-  // s: S, ds: dP - delta. a: dS as the first operand of dQ.
+  // s: S, ds: dP - delta. a: dS as the A operand of dQ.
   __forceinline__ void differentiate(Strip& s, Strip& ds, Operand& a, int first_key, bool masked, float scale_log2) {
     const int first_position = first_q + warp * kRows + lane / 4 + position_offset;
     first_key += lane % 4 * 2;
@@ -100,14 +116,19 @@ struct BackwardDq {
         }
       }
     };
-    if constexpr (config.general) {
+    if constexpr (config.score_mod) {
       for_all([&](int m, int n, int i, int key, int position) {
-        ds[m][n][i] *= transform_score(s[m][n][i], p.scale, p.softcap, slope, position - key);
+        ds[m][n][i] *= modify_score(s[m][n][i], p.scale, p.softcap, slope, position - key);
       });
     }
     if (masked) {
-      for_all([&](int m, int n, int i, int key, int position) {
-        if (!is_visible<config.banded>(key, position, len_k, p.band)) s[m][n][i] = -infinity();
+      Interval<int> keys[kRowTiles][2];
+#pragma unroll
+      for (int row = 0; row < kRowTiles * 2; ++row) {
+        keys[row / 2][row % 2] = visible_keys<config.masked>(p.band, first_position + row * 8, len_k);
+      }
+      for_all([&](int m, int n, int i, int key, int) {
+        if (!keys[m][i / 2].contains(key)) s[m][n][i] = -infinity();
       });
     }
     for_all([&](int m, int n, int i, int, int) { ds[m][n][i] *= probability(s[m][n][i], scale_log2, lse[m][i / 2]); });
@@ -115,7 +136,7 @@ struct BackwardDq {
     for (int m = 0; m < kRowTiles; ++m) pack_operand<kType>(a[m], ds[m]);
   }
 
-  __forceinline__ void walk_strips(int stage, int first_k, bool masked, float scale_log2) {
+  __forceinline__ void loop_over_strips(int stage, int first_k, bool masked, float scale_log2) {
     unsigned none[1][kRowTiles][4];
     const Rows<TileQ> queries{tile_q(), warp * kRows, none};
     const Rows<TileDo> gradients{tile_d_o(), warp * kRows, none};
@@ -151,20 +172,23 @@ struct BackwardDq {
   }
 
   __forceinline__ void run() {
-    // Later queries see more keys where the mask is causal: they start first.
-    const unsigned block = blockIdx.x / p.tiles;
-    head = block % p.heads_q;
-    batch = block / p.heads_q;
+    // If the mask is causal, later queries see more keys, so their CTAs come first.
+    const unsigned batch_head = blockIdx.x / p.tiles;
+    head = batch_head % p.heads_q;
+    batch = batch_head / p.heads_q;
     len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
     len_k = length_of(p.cu_seqlens_k, batch, p.seq_k);
     first_q = (p.tiles - 1 - blockIdx.x % p.tiles) * config.block_q;
     if (first_q >= len_q) return;
     lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
-    position_offset = p.band.bottom_right ? len_k - len_q : 0;
-    slope = config.general && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
+    position_offset = p.band.position_offset(len_q, len_k);
+    slope = config.score_mod && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
 
-    const KeyTiles keys = key_tiles<config.banded>(p.band, first_q, config.block_q, config.block_k, len_q, len_k);
+    const int last_q = min(first_q + config.block_q, len_q) - 1;
+    const KeyRange keys = key_range<config.masked>(p.band, first_q + position_offset, last_q + position_offset, len_k);
+    const int first_tile = keys.first_tile(config.block_k);
+    const int end_tile = keys.end_tile(config.block_k);
 
     const Index rows_at = offset_of(p.row_strides, p.cu_seqlens_q, batch, head);
 #pragma unroll
@@ -183,7 +207,7 @@ struct BackwardDq {
       }
     }
 
-    if (keys.end > keys.begin) {
+    if (end_tile > first_tile) {
       TileLoader<TileQ, kThreads, config.vector> load_q;
       load_q.begin(tile_q(), rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head), p.q_strides.seq, first_q, len_q);
       load_q.end(tile_q());
@@ -191,33 +215,25 @@ struct BackwardDq {
       load_d_o.begin(tile_d_o(), rows_of(p.d_o, p.d_o_strides, p.cu_seqlens_q, batch, head), p.d_o_strides.seq, first_q,
                      len_q);
       load_d_o.end(tile_d_o());
-      begin_load(keys.begin * config.block_k, 0);
+      begin_load(first_tile * config.block_k, 0);
     }
-    const float scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
-    for (int tile = keys.begin; tile < keys.end; ++tile) {
-      const int stage = config.stages == 2 ? (tile - keys.begin) % 2 : 0;
+    const float scale_log2 = (config.score_mod ? 1.0f : p.scale) * kLog2E;
+    for (int tile = first_tile; tile < end_tile; ++tile) {
+      const int stage = config.stages == 2 ? (tile - first_tile) % 2 : 0;
       const int first_k = tile * config.block_k;
       end_load(first_k, stage);
-      __syncthreads();  // this K and V are there; with two stages, the last ones are used up
-      if (config.stages == 2 && tile + 1 < keys.end) begin_load(first_k + config.block_k, 1 - stage);
+      __syncthreads();  // this K and V are loaded; with two stages, the previous ones may be overwritten
+      if (config.stages == 2 && tile + 1 < end_tile) begin_load(first_k + config.block_k, 1 - stage);
       const bool masked = keys.is_masked(first_k, config.block_k);
-      walk_strips(stage, first_k, masked, scale_log2);
-      if (config.stages == 1 && tile + 1 < keys.end) {
+      loop_over_strips(stage, first_k, masked, scale_log2);
+      if (config.stages == 1 && tile + 1 < end_tile) {
         __syncthreads();
         begin_load(first_k + config.block_k, 0);
       }
     }
-    __syncwarp();  // a warp's dQ takes the place of its own Q
+    __syncwarp();  // a warp's dQ reuses the shared memory of its own Q
     store();
   }
 };
-
-template <BackwardDqConfig config>
-__forceinline__ void backward_dq(const AttentionBackwardParams& p) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  follow_grids_before();
-  BackwardDq<config> kernel{p, shared_address(shared)};
-  kernel.run();
-}
 
 }  // namespace tessera

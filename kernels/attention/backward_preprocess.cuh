@@ -1,40 +1,40 @@
-// What the backward needs of every query row before its main loop:
+// Computes what the backward needs for every query row before its main loop:
 //
 //   delta[b, h, i]    = sum_d dO[b, i, h, d] * O[b, i, h, d] - dLSE[b, h, i]
 //   lse_log2[b, h, i] = LSE[b, h, i] * log2(e)
 //
-// and zeros, all of dQ's sums, which the main loop adds to: a launch less, and writes go along with reads.
+// It also zeroes dQ's sums, to which the main loop adds: this saves a launch, and the writes overlap with the reads.
 //
-// A row that saw no key (LSE = -inf) gets lse_log2 = +inf, so that exp2(s - lse_log2) is 0 and not NaN for any finite
-// score, and delta = 0, so that no gradient comes of it whatever dLSE says.
+// A row that sees no key (LSE = -inf) gets lse_log2 = +inf, so that exp2(s - lse_log2) is 0 and not NaN for any finite
+// score, and delta = 0, so that it contributes no gradient whatever dLSE is.
 //
-// Bound by memory: 4 * Dv + 12 bytes a row, 16 with dLSE, and 4 * Dqk of zeros. A row is read by `lanes_per_row`
-// neighbouring lanes, 16 bytes each, as many rows to a warp as fit (Dv = 80: 10 lanes, 3 rows). A thread loads all its
-// `unroll` rows before it uses one. A warp's rows follow each other in the sequence, so its row values share sectors;
-// neighbouring blocks take the heads of the same rows, so that [B, S, H, D] streams in order.
+// Memory-bound: 4 * Dv + 12 bytes per row, 16 with dLSE, and 4 * Dqk of zeros. `lanes_per_row` adjacent lanes read a
+// row, 16 bytes each, and a warp processes as many rows as fit (Dv = 80: 10 lanes, 3 rows). A thread loads all its
+// `unroll` rows before it uses one. The rows of a warp are consecutive in the sequence, so its row values share
+// sectors; adjacent CTAs process the heads of the same rows, so that [B, S, H, D] is streamed in order.
 #pragma once
 
-#include "contract/backward_preprocess.h"
+#include "attention/backward_preprocess_config.h"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 
 namespace tessera {
 
-// The sum over the `lanes` neighbours from this lane on, right in the first lane of each group. `lane` counts within
-// the group, whose size need not be a power of two; all 32 lanes take part.
+// The sum over a group of `lanes` adjacent lanes; the result is valid in the first lane of each group. `lane` counts
+// within the group, whose size need not be a power of two; all 32 lanes take part.
 __forceinline__ float sum_of_group(float value, unsigned lane, unsigned lanes) {
 #pragma unroll
   for (unsigned step = 16; step > 0; step /= 2) {
     const float other = __shfl_down_sync(0xffffffffu, value, step);
-    // Lanes at or past `step` have been folded into those below by the time a smaller step reads them.
+    // Lanes at or above `step` have been added to those below by the time a smaller step reads them.
     if (lane < step && lane + step < lanes) value += other;
   }
   return value;
 }
 
-// An LSE that is finite stays so in other units. NaN stays NaN.
+// Keeps a finite LSE finite after the change of units. NaN stays NaN.
 __forceinline__ float clamp_to_finite(float x) {
   constexpr float kLargest = 3.402823466e38f;
   return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
@@ -61,19 +61,19 @@ __forceinline__ void backward_preprocess(const BackwardPreprocessParams& p) {
   const unsigned tile = blockIdx.x / p.heads % p.seq_tiles;
   const Index batch = blockIdx.x / p.heads / p.seq_tiles;
 
-  follow_grids_before();
+  pdl_wait_and_launch_dependents();
   const Index zeroed_end = min((blockIdx.x + Index{1}) * p.zeroed_a_block, p.zeroed_words);
   for (Index i = blockIdx.x * p.zeroed_a_block + threadIdx.x; i < zeroed_end; i += config.threads) {
     store_16(static_cast<Words4*>(p.zeroed) + i, Words4{});
   }
 
   const unsigned warp = threadIdx.x / 32;
-  const unsigned rows_per_warp = 32 / p.lanes_per_row;  // side by side
+  const unsigned rows_per_warp = 32 / p.lanes_per_row;  // at a time
   const unsigned group = threadIdx.x % 32 / p.lanes_per_row;
   const unsigned lane = threadIdx.x % 32 % p.lanes_per_row;
-  const unsigned rows_per_block = config.threads / 32 * rows_per_warp * kUnroll;
-  // Row of the first load; the others follow rows_per_warp apart.
-  const Index first = static_cast<Index>(tile) * rows_per_block + warp * rows_per_warp * kUnroll + group;
+  const unsigned rows_per_cta = config.threads / 32 * rows_per_warp * kUnroll;
+  // Row of the first load; the other rows follow at distances of rows_per_warp.
+  const Index first = static_cast<Index>(tile) * rows_per_cta + warp * rows_per_warp * kUnroll + group;
   const bool in_group = group < rows_per_warp;
 
   const Bits16* o = static_cast<const Bits16*>(p.o) + batch * p.o_strides.batch + head * p.o_strides.head;
@@ -84,7 +84,7 @@ __forceinline__ void backward_preprocess(const BackwardPreprocessParams& p) {
   for (int r = 0; r < kUnroll; ++r) valid[r] = in_group && first + r * rows_per_warp < p.seq;
 
   float sum[kUnroll] = {};
-  for (unsigned v = lane; v < p.vectors; v += p.lanes_per_row) {  // once, up to 32 vectors a row
+  for (unsigned v = lane; v < p.vectors; v += p.lanes_per_row) {  // one iteration if a row has up to 32 vectors
     if constexpr (config.vector == 8) {
       Words4 a[kUnroll], b[kUnroll];
 #pragma unroll

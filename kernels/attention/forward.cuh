@@ -1,29 +1,49 @@
 // Attention forward on mma.sync, for every architecture since Turing and every head dim that is a multiple of 8.
+// Entry point: attention_forward, below.
 //
-// One block takes block_q queries of one head and walks over the keys in tiles of block_k, last tile first. A warp owns
-// 16 or 32 query rows from end to end: its scores, probabilities and output never leave its registers.
+// Algorithm: FlashAttention with an online softmax. One CTA computes block_q queries of one head and loops over the
+// keys in tiles of block_k, last tile first. Every warp has the same role: it owns 16 or 32 query rows from scores to
+// output, and their scores, probabilities and output never leave its registers.
 //
-//   shared:   Q [block_q, Dqk] (O on the way out)   K [block_k, Dqk]   V [block_k, Dv]
+//   shared memory:  Q [block_q, Dqk] (reused for O)    K [block_k, Dqk]    V [block_k, Dv]
 //
-//   tile j:   V(j) on its way  | S = Q K(j)^T                      barrier: V(j) is there, K(j) is used up
-//             K(j-1) on its way| softmax(S), O = O * decay + P V(j)  barrier: K(j-1) is there, V(j) is used up
+//   key tile j:     load V(j)     S = Q K(j)^T                            barrier: V(j) loaded, K(j) may be reused
+//                   load K(j-1)   softmax(S), O = O * rescale + P V(j)    barrier: K(j-1) loaded, V(j) may be reused
 //
-// The softmax is online. Tiles that the mask empties are never loaded; only tiles that the mask cuts through pay for
-// it.
+// Fully masked tiles are never loaded; only partially masked tiles are masked score by score.
+//
+// Tiles: one K and one V tile in shared memory are enough, because each is loaded while the other is in use, and the
+// remaining shared memory goes to larger tiles or more CTAs per SM (docs/kernels/attention_forward.md).
 #pragma once
 
-#include "contract/attention_forward.h"
+#include "attention/forward_config.h"
 #include "ptx/convert.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
-#include "tile/band.cuh"
+#include "tile/mask.h"
+#include "tile/online_softmax.cuh"
 #include "tile/probability.cuh"
 #include "tile/products.cuh"
 #include "tile/sequence.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace tessera {
+
+template <AttentionForwardConfig config>
+struct AttentionForward;
+
+template <AttentionForwardConfig config>
+__forceinline__ void attention_forward(const AttentionForwardParams& p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  using Kernel = AttentionForward<config>;
+  const unsigned base = shared_address(shared);
+  constexpr unsigned kQueryBytes =
+      Kernel::TileQ::kBytes > Kernel::TileO::kBytes ? Kernel::TileQ::kBytes : Kernel::TileO::kBytes;
+  pdl_wait_and_launch_dependents();
+  Kernel kernel{p, {base}, {base + kQueryBytes}, {base + kQueryBytes + Kernel::TileK::kBytes}, {base}};
+  kernel.run();
+}
 
 template <AttentionForwardConfig config>
 struct AttentionForward {
@@ -50,14 +70,13 @@ struct AttentionForward {
   int lane, warp;
   int batch, head;
   int len_q, len_k;
-  int first_q;          // of this block
-  int position_offset;  // query i stands at key i + position_offset
+  int first_q;          // of this CTA
+  int position_offset;  // query i is at position i + position_offset
   float slope;
 
   float scores[kRowTiles][kKeyTiles][4];
   float output[kRowTiles][kValueTiles][4];
-  float reference[kRowTiles][2];  // what a row's exponents are taken relative to
-  float row_sum[kRowTiles][2];    // this lane's share; summed over the quad at the end
+  OnlineSoftmax<kKeyTiles, kRowTiles> softmax;
 
   // Query (within the sequence) of a lane's accumulator row.
   __forceinline__ int query_of(int row_tile, int half) const {
@@ -70,9 +89,9 @@ struct AttentionForward {
     rows_by_rows<kType, config.in_halves>(scores, queries, tile_k, 0, FromZero{}, recomputed(lane));
   }
 
-  // Scores in natural units, where more is asked than a positive scale.
-  __forceinline__ void transform_scores(int first_k) {
-    if constexpr (config.general) {
+  // score_mod: the scores in natural units, after softcap and ALiBi.
+  __forceinline__ void modify_scores(int first_k) {
+    if constexpr (config.score_mod) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -80,125 +99,43 @@ struct AttentionForward {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int key = first_k + n * 8 + lane % 4 * 2 + i % 2;
-            transform_score(scores[m][n][i], p.scale, p.softcap, slope, query_of(m, i / 2) + position_offset - key);
+            modify_score(scores[m][n][i], p.scale, p.softcap, slope, query_of(m, i / 2) + position_offset - key);
           }
         }
       }
     }
   }
 
-  // Keys outside a row's band, or beyond the sequence, get -inf.
+  // Sets the scores of keys outside a row's band, or beyond the sequence, to -inf.
   __forceinline__ void mask_scores(int first_k) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int begin = 0;
-        int end = len_k;
-        if constexpr (config.banded) {
-          const int position = query_of(m, half) + position_offset;
-          begin = position - p.band.left;
-          end = min(len_k, position + p.band.right + 1);
-        }
+        const Interval<int> keys = visible_keys<config.masked>(p.band, query_of(m, half) + position_offset, len_k);
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int key = first_k + n * 8 + lane % 4 * 2 + i;
-            if (key < begin || key >= end) scores[m][n][half * 2 + i] = -infinity();
+            if (!keys.contains(key)) scores[m][n][half * 2 + i] = -infinity();
           }
         }
       }
     }
   }
 
-  // Turns scores into probabilities relative to the row's reference, which follows the running maximum lazily: while no
-  // score exceeds it by more than 2^kSlack, exp2 stays small enough for any 16-bit type and nothing summed before has
-  // to be scaled. What the reference is cancels out in the end.
-  __forceinline__ void online_softmax(float scale_log2) {
-    constexpr float kSlack = 8.0f;
-    float largest[kRowTiles][2];
-    bool grown = false;
+  // Scores to probabilities.
+  __forceinline__ void online_softmax() {
+    auto& rows = reinterpret_cast<float(&)[kRowTiles][kKeyTiles * 4]>(scores);
+    softmax.raise_references(rows, [&](int m, int half, float factor) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float tile_max = -infinity();
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-          tile_max = fmaxf(tile_max, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
-        }
-        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-        tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 2));
-        largest[m][half] = tile_max;
-        grown |= (tile_max - reference[m][half]) * scale_log2 > kSlack;
+      for (int n = 0; n < kValueTiles; ++n) {
+        output[m][n][half * 2] *= factor;
+        output[m][n][half * 2 + 1] *= factor;
       }
-    }
-    if (__any_sync(0xffffffffu, grown)) {
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float next = fmaxf(reference[m][half], largest[m][half]);
-          // Both -inf: no key seen yet, and nothing to scale.
-          const float decay = next == -infinity() ? 1.0f : fast_exp2((reference[m][half] - next) * scale_log2);
-          reference[m][half] = next;
-          row_sum[m][half] *= decay;
-#pragma unroll
-          for (int n = 0; n < kValueTiles; ++n) {
-            output[m][n][half * 2] *= decay;
-            output[m][n][half * 2 + 1] *= decay;
-          }
-        }
-      }
-    }
-    // One FMA a score takes the reference out: s * scale - shift, the product unrounded. What the rounding of `shift`
-    // adds is the same for all scores of a row and leaves with the row sum; only where it could be more than one, and 2
-    // to its power overflow, is the reference taken out before the product.
-    bool fused = true;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) fused &= fabsf(shift_of(m, half, scale_log2)) < (1 << 24);
-    }
-    fused = __all_sync(0xffffffffu, fused);
-    if (!fused) subtract_references();
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float shift = fused ? shift_of(m, half, scale_log2) : 0.0f;
-        float sum = row_sum[m][half];
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& s = scores[m][n][half * 2 + i];
-            s = fast_exp2(s * scale_log2 - shift);
-            sum += s;
-          }
-        }
-        row_sum[m][half] = sum;
-      }
-    }
-  }
-
-  // The reference in units of exp2. A row that has seen no key: any finite number keeps exp2(-inf - it) at 0.
-  __forceinline__ float shift_of(int m, int half, float scale_log2) const {
-    return reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;
-  }
-
-  __forceinline__ void subtract_references() {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (reference[m][i / 2] != -infinity()) scores[m][n][i] -= reference[m][i / 2];
-        }
-      }
-    }
+    });
+    softmax.template exponentiate<false>(rows);
   }
 
   __forceinline__ void multiply_probabilities_with_values() {
@@ -220,7 +157,7 @@ struct AttentionForward {
         const unsigned from_v = tile_v.address(lane % 16, n + (n + 1 < kValueTiles ? lane / 16 : 0));
         if (n + 1 < kValueTiles) {
           unsigned b[4];
-          load_matrix_x4_transposed(b, from_v + step * 16 * TileV::kPitch);
+          ldmatrix_x4_trans(b, from_v + step * 16 * TileV::kPitch);
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) {
             mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
@@ -228,7 +165,7 @@ struct AttentionForward {
           }
         } else {
           unsigned b[2];
-          load_matrix_x2_transposed(b, from_v + step * 16 * TileV::kPitch);
+          ldmatrix_x2_trans(b, from_v + step * 16 * TileV::kPitch);
 #pragma unroll
           for (int m = 0; m < kRowTiles; ++m) mma_k16<kType>(output[m][n], a[m], b[0], b[1]);
         }
@@ -236,16 +173,14 @@ struct AttentionForward {
     }
   }
 
-  // Divides by the row sums and writes O and LSE. O goes through shared memory, each warp its own rows, so that global
-  // memory sees whole rows.
-  __forceinline__ void store(float scale_log2) {
+  // Divides by the row sums and writes O and LSE. O goes through shared memory, each warp its own rows, so that stores
+  // to global memory are full rows.
+  __forceinline__ void store() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float sum = row_sum[m][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float sum = softmax.total(m, half);
         const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         const int row = warp * kRowsPerWarp + m * 16 + half * 8 + lane / 4;
 #pragma unroll
@@ -255,8 +190,7 @@ struct AttentionForward {
         }
         const int query = first_q + row;
         if (p.lse && lane % 4 == 0 && query < len_q) {
-          p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, batch, head) + query] =
-              sum == 0.0f ? -infinity() : (shift_of(m, half, scale_log2) + fast_log2(sum)) * kLn2;
+          p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, batch, head) + query] = softmax.log_sum_exp(sum, m, half);
         }
       }
     }
@@ -267,20 +201,23 @@ struct AttentionForward {
   }
 
   __forceinline__ void run() {
-    // Later queries see more keys where the mask is causal: they start first.
-    const unsigned block = blockIdx.x / p.q_tiles;
-    head = block % p.heads_q;
-    batch = block / p.heads_q;
+    // If the mask is causal, later queries see more keys, so their CTAs come first.
+    const unsigned batch_head = blockIdx.x / p.q_tiles;
+    head = batch_head % p.heads_q;
+    batch = batch_head / p.heads_q;
     len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
     len_k = length_of(p.cu_seqlens_k, batch, p.seq_k);
     first_q = (p.q_tiles - 1 - blockIdx.x % p.q_tiles) * config.block_q;
     if (first_q >= len_q) return;
     lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
-    position_offset = p.band.bottom_right ? len_k - len_q : 0;
-    slope = config.general && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
+    position_offset = p.band.position_offset(len_q, len_k);
+    slope = config.score_mod && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
 
-    const KeyTiles keys = key_tiles<config.banded>(p.band, first_q, config.block_q, config.block_k, len_q, len_k);
+    const int last_q = min(first_q + config.block_q, len_q) - 1;
+    const KeyRange keys = key_range<config.masked>(p.band, first_q + position_offset, last_q + position_offset, len_k);
+    const int first_tile = keys.first_tile(config.block_k);
+    const int end_tile = keys.end_tile(config.block_k);
 
     const Bits16* q = rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head);
     const Bits16* k = rows_of(p.k, p.k_strides, p.cu_seqlens_k, batch, head / p.group);
@@ -289,27 +226,23 @@ struct AttentionForward {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        reference[m][half] = -infinity();
-        row_sum[m][half] = 0;
-      }
-#pragma unroll
       for (int n = 0; n < kValueTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) output[m][n][i] = 0;
       }
     }
 
-    const float scale_log2 = (config.general ? 1.0f : p.scale) * kLog2E;
+    softmax.reset();
+    softmax.scale_log2 = (config.score_mod ? 1.0f : p.scale) * kLog2E;
     TileLoader<TileQ, kThreads, config.vector> load_q;
     TileLoader<TileK, kThreads, config.vector> load_k;
     TileLoader<TileV, kThreads, config.vector> load_v;
-    if (keys.end > keys.begin) {
+    if (end_tile > first_tile) {
       load_q.begin(tile_q, q, p.q_strides.seq, first_q, len_q);
       load_q.end(tile_q);
-      load_k.begin(tile_k, k, p.k_strides.seq, (keys.end - 1) * config.block_k, len_k);
+      load_k.begin(tile_k, k, p.k_strides.seq, (end_tile - 1) * config.block_k, len_k);
     }
-    for (int tile = keys.end - 1; tile >= keys.begin; --tile) {
+    for (int tile = end_tile - 1; tile >= first_tile; --tile) {
       const int first_k = tile * config.block_k;
       load_k.end(tile_k);
       __syncthreads();
@@ -317,27 +250,15 @@ struct AttentionForward {
       multiply_queries_with_keys();
       load_v.end(tile_v);
       __syncthreads();
-      if (tile > keys.begin) load_k.begin(tile_k, k, p.k_strides.seq, first_k - config.block_k, len_k);
-      transform_scores(first_k);
+      if (tile > first_tile) load_k.begin(tile_k, k, p.k_strides.seq, first_k - config.block_k, len_k);
+      modify_scores(first_k);
       if (keys.is_masked(first_k, config.block_k)) mask_scores(first_k);
-      online_softmax(scale_log2);
+      online_softmax();
       multiply_probabilities_with_values();
     }
-    __syncthreads();  // O takes Q's place
-    store(scale_log2);
+    __syncthreads();  // O reuses Q's shared memory
+    store();
   }
 };
-
-template <AttentionForwardConfig config>
-__forceinline__ void attention_forward(const AttentionForwardParams& p) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  using Kernel = AttentionForward<config>;
-  const unsigned base = shared_address(shared);
-  constexpr unsigned kQueryBytes =
-      Kernel::TileQ::kBytes > Kernel::TileO::kBytes ? Kernel::TileQ::kBytes : Kernel::TileO::kBytes;
-  follow_grids_before();
-  Kernel kernel{p, {base}, {base + kQueryBytes}, {base + kQueryBytes + Kernel::TileK::kBytes}, {base}};
-  kernel.run();
-}
 
 }  // namespace tessera

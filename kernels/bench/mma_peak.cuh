@@ -1,18 +1,18 @@
-// What the tensor cores do through mma.sync when nothing else is asked of the SM: products of 16 x 8 x 16 on registers,
-// eight independent chains a warp. `tessera bench` holds the kernels that use mma.sync against it.
+// The peak rate of mma.sync when the SM does nothing else: products of 16 x 8 x 16 on registers, eight independent
+// chains per warp. `tessera bench` compares the kernels that use mma.sync with it.
 //
-// Operands are not zero, since power, and with it the clock, depends on how many bits flip; they are small enough for
+// Operands are not zero, since power, and with it the clock, depends on how many bits toggle; they are small enough for
 // the sums to stay finite.
 #pragma once
 
-#include "contract/mma_peak.h"
+#include "bench/mma_peak_config.h"
 #include "ptx/mma.cuh"
 
 namespace tessera {
 
 template <MmaPeakConfig config>
 __forceinline__ void mma_peak(const MmaPeakParams& params) {
-  // Two 16-bit numbers a word: sign and fraction from a hash, an exponent that makes them about 2^-8.
+  // Two 16-bit numbers per word: sign and fraction from a hash, and an exponent that makes them about 2^-8.
   constexpr unsigned kExponent = config.dtype == DType::kFloat16 ? 0x1c001c00u : 0x3b803b80u;
   constexpr unsigned kFraction = config.dtype == DType::kFloat16 ? 0x83ff83ffu : 0x807f807fu;
   unsigned state = params.pattern + threadIdx.x * 0x9e3779b9u;

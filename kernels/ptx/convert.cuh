@@ -1,8 +1,8 @@
-// fp16 and bf16 to and from fp32. Values of 16 bits travel as raw bits, two to a 32-bit register, the first in the low
-// half, as they lie in memory.
+// Conversions between fp16 or bf16 and fp32. 16-bit values are held as raw bits, two to a 32-bit register with the
+// first in the low half, as in memory.
 #pragma once
 
-#include "contract/types.h"
+#include "tile/types.h"
 
 namespace tessera {
 
@@ -26,11 +26,11 @@ __forceinline__ Bits16 half_from_float(float value) {
   return bits;
 }
 
-// bf16 is the upper half of an fp32, so widening needs no instruction of its own on any architecture.
+// bf16 is the upper half of an fp32, so widening needs no conversion instruction on any architecture.
 __forceinline__ float float_from_bfloat(Bits16 bits) { return float_from_bits(static_cast<unsigned>(bits) << 16); }
 
-// Below sm_80 there is no cvt to bf16. Round to nearest even by adding half of the last place kept, less one where that
-// place is even; a NaN keeps its sign and upper payload and is made quiet, so that rounding cannot turn it into inf.
+// Below sm_80 there is no cvt to bf16. Round to nearest even by adding half of the last kept bit's value, less one if
+// that bit is 0. A NaN keeps its sign and upper payload and is made quiet, so that rounding cannot turn it into inf.
 __forceinline__ Bits16 bfloat_from_float(float value) {
 #if __CUDA_ARCH__ >= 900
   Bits16 bits;

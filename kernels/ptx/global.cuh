@@ -1,4 +1,5 @@
-// Loads from global memory that nothing writes while the kernel runs, each byte wanted once: past L1's keeping.
+// Vector and read-only accesses to global memory. Read-only loads require that nothing writes the data while the kernel
+// runs; streaming loads, whose bytes are used once, do not allocate in L1.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -12,7 +13,8 @@ struct Words4 {
   unsigned word[4];
 };
 
-// All loads take a predicate and give 0 where it is false: a branch around each would keep them apart.
+// All loads take a predicate and return 0 if it is false: a branch around each load would keep the compiler from
+// issuing them back to back.
 
 __forceinline__ Words4 load_streaming_16(const void* address, bool wanted) {  // address: a multiple of 16
   Words4 v;
@@ -31,7 +33,7 @@ __forceinline__ Words4 load_streaming_16(const void* address, bool wanted) {  //
   return v;
 }
 
-__forceinline__ Words4 load_16(const void* address, bool wanted) {  // address: a multiple of 16; kept in L1
+__forceinline__ Words4 load_16(const void* address, bool wanted) {  // address: a multiple of 16; allocates in L1
   Words4 v;
   asm("{\n"
       ".reg .pred p;\n"

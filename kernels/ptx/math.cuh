@@ -1,5 +1,5 @@
-// Base-2 exponential and logarithm, and the reciprocal, of the special function unit (relative error below 2^-22,
-// subnormals flushed), and what is made of them.
+// Base-2 exponential, base-2 logarithm and reciprocal of the special function unit (relative error below 2^-22,
+// subnormals flushed), and functions built on them.
 #pragma once
 
 namespace tessera {
@@ -36,7 +36,7 @@ __forceinline__ float min_or_nan(float a, float b) {
 }
 
 // tanh.approx would lose half of the digits that a softcap of 50 needs. Away from 0 the absolute error is below 2^-22;
-// near it, where that would be too much, a series keeps the relative error there.
+// near 0, where that would be too large, a series bounds the relative error by the same 2^-22.
 __forceinline__ float accurate_tanh(float x) {
   const float x2 = x * x;
   const float series = x + x * x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315 + x2 * (62.0f / 2835))));

@@ -1,32 +1,32 @@
-// Barriers in shared memory (sm_90): a phase completes when the counted arrivals have come and the bytes that were
-// announced have landed. Waiting is by the parity of the phase: a barrier begins in phase 0, and waiting for parity 1
-// before anything has happened passes at once.
+// mbarriers in shared memory (sm_90): a phase completes when all expected arrivals have been counted and all expected
+// bytes have been written. Waiting is by the parity of the phase: an mbarrier starts in phase 0, and waiting for parity
+// 1 on a new mbarrier returns at once.
 #pragma once
 
 namespace tessera {
 
-constexpr int kBarrierBytes = 8;
+constexpr int kMbarrierBytes = 8;
 
-__forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+__forceinline__ void mbarrier_init(unsigned mbarrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
 }
-// By the thread that initialised: from here on it may give the barriers to the copy engine. The other threads of the
-// block see them after a barrier of the block.
-__forceinline__ void barrier_init_done() {
+// Called by the initialising thread: afterwards it may pass the mbarriers to TMA. The other threads of the CTA may use
+// them after a CTA-wide barrier.
+__forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__forceinline__ void barrier_arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+__forceinline__ void mbarrier_arrive(unsigned mbarrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
-// One arrival, and bytes that the phase waits for as well.
-__forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+// One arrival, and `bytes` more that the current phase waits for.
+__forceinline__ void mbarrier_arrive_expect_tx(unsigned mbarrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
 }
 
-// try_wait sleeps in hardware for a while before it says no.
-__forceinline__ void barrier_wait_parity(unsigned barrier, unsigned parity) {
+// try_wait suspends the thread in hardware for a bounded time before it returns false.
+__forceinline__ void mbarrier_wait_parity(unsigned mbarrier, unsigned parity) {
   unsigned done = 0;
   while (done == 0) {
     asm volatile(
@@ -36,7 +36,7 @@ __forceinline__ void barrier_wait_parity(unsigned barrier, unsigned parity) {
         "selp.b32 %0, 1, 0, p;\n"
         "}\n"
         : "=r"(done)
-        : "r"(barrier), "r"(parity)
+        : "r"(mbarrier), "r"(parity)
         : "memory");
   }
 }

@@ -1,13 +1,14 @@
-// Warp-wide matrix products of 16-bit operands with fp32 sums: D[16, 8] += A[16, k] B[k, 8].
+// mma.sync: warp-wide matrix products of 16-bit operands with fp32 accumulators, D[16, 8] += A[16, k] B[k, 8].
 //
 // Lane l holds, with g = l / 4 and t = l % 4:
 //   A: word 0 = (row g, k 2t..2t+1), word 1 = (row g + 8, same k); words 2 and 3 the same for k + 8
 //   B: word 0 = (k 2t..2t+1, column g); word 1 the same for k + 8
 //   D: values 0, 1 = (row g, columns 2t, 2t+1); values 2, 3 = (row g + 8, same columns)
-// The layout of D is that of A's halves: products chain through registers.
+// D has the layout of A's halves, so one product's result can be the next product's A operand without leaving
+// registers.
 #pragma once
 
-#include "contract/types.h"
+#include "tile/types.h"
 
 namespace tessera {
 

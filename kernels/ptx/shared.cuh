@@ -1,4 +1,4 @@
-// Shared memory: 8x8 matrices into mma's register layout, 16-byte stores, and copies from global memory.
+// Shared memory: ldmatrix and stmatrix of 8x8 matrices in mma's register layout, vector loads and stores, and cp.async.
 #pragma once
 
 #include "ptx/global.cuh"
@@ -9,27 +9,27 @@ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Matrix i's eight rows of 16 bytes are at the addresses of lanes 8i to 8i + 7.
-__forceinline__ void load_matrix_x4(unsigned (&r)[4], unsigned address) {
+// Lanes 8i to 8i + 7 hold the addresses of the eight 16-byte rows of matrix i.
+__forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
 }
-__forceinline__ void load_matrix_x4_transposed(unsigned (&r)[4], unsigned address) {
+__forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
 }
-// Lanes 0 to 15 give addresses; the others' are not used but must be valid.
-__forceinline__ void load_matrix_x2(unsigned (&r)[2], unsigned address) {
+// The addresses of lanes 0 to 15 are used; those of the other lanes are ignored but must be valid.
+__forceinline__ void ldmatrix_x2(unsigned (&r)[2], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
                : "r"(address)
                : "memory");
 }
-__forceinline__ void load_matrix_x2_transposed(unsigned (&r)[2], unsigned address) {
+__forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
                : "r"(address)
@@ -37,8 +37,8 @@ __forceinline__ void load_matrix_x2_transposed(unsigned (&r)[2], unsigned addres
 }
 
 #if __CUDA_ARCH__ >= 900
-// The other way round, addresses as load_matrix_x4's.
-__forceinline__ void store_matrix_x4(unsigned address, const unsigned (&r)[4]) {
+// The inverse of ldmatrix_x4, with the same addresses.
+__forceinline__ void stmatrix_x4(unsigned address, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
                : "memory");
@@ -81,20 +81,20 @@ __forceinline__ void store_shared_4(unsigned address, unsigned value) {
 }
 
 #if __CUDA_ARCH__ >= 800
-// 16 bytes on their way without a register; zeros where it is not wanted (source is then not read).
-__forceinline__ void copy_async_16(unsigned destination, const void* source, bool wanted) {
+// Copies 16 bytes without going through registers; writes zeros, and does not read `source`, if not `wanted`.
+__forceinline__ void cp_async_16(unsigned destination, const void* source, bool wanted) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                "r"(wanted ? 16 : 0)
                : "memory");
 }
-__forceinline__ void copy_async_4(unsigned destination, const void* source, bool wanted) {
+__forceinline__ void cp_async_4(unsigned destination, const void* source, bool wanted) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(wanted ? 4 : 0)
                : "memory");
 }
-__forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most `pending` of the groups committed last are still on their way.
+__forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `pending` of the most recently committed groups are still in flight.
 template <int pending>
-__forceinline__ void copy_async_wait() {
+__forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 #endif

@@ -1,26 +1,26 @@
-// Boxes of a tensor by the copy engine (sm_90), as a tensor map describes them. What lies outside of the tensor comes
-// as zeros, and counts as bytes landed all the same.
+// TMA loads (sm_90): boxes of a tensor, as a tensor map describes them. Elements outside the tensor arrive as zeros and
+// still count towards the bytes that the mbarrier expects.
 #pragma once
 
-#include "contract/tensor_map.h"
+#include "tile/tensor_map.h"
 
 namespace tessera {
 
-// Coordinates: columns first, as in the map. One thread asks; the barrier learns of the bytes.
-__forceinline__ void load_box(unsigned destination, const TensorMap& map, unsigned barrier, int x, int y, int z,
+// Coordinates are in the map's order, columns first. One thread issues the load; its bytes complete on `mbarrier`.
+__forceinline__ void tma_load(unsigned destination, const TensorMap& map, unsigned mbarrier, int x, int y, int z,
                               int w) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(destination),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      "l"(&map), "r"(mbarrier), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 
-__forceinline__ void prefetch_map(const TensorMap& map) {
+__forceinline__ void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// What this thread wrote to shared memory, before wgmma or the copy engine reads it.
-__forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes this thread's writes to shared memory visible to the async proxy, that is to wgmma and TMA.
+__forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace tessera

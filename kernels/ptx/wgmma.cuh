@@ -1,26 +1,28 @@
-// Products of a warpgroup (sm_90a): D[64, n] += A[64, 16] B[16, n], 16-bit operands, fp32 sums in registers.
+// wgmma (sm_90a): products of a warpgroup, D[64, n] += A[64, 16] B[16, n], 16-bit operands, fp32 accumulators in
+// registers.
 //
-// Warp w of the group holds rows 16 w to 16 w + 15 of D, and of A where that is in registers, in mma.sync's layout:
-// D's tile of 8 columns number j is d[4 j] to d[4 j + 3] (ptx/mma.cuh's D), A's four words are ptx/mma.cuh's A.
+// Warp w of the warpgroup holds rows 16 w to 16 w + 15 of D, and of A if A is in registers, in mma.sync's layout: the
+// j-th tile of 8 columns of D is d[4 j] to d[4 j + 3] (D in ptx/mma.cuh), the four words of A are A in ptx/mma.cuh.
 //
-// In shared memory an operand is a panel as contract/tensor_map.h cuts it: rows of `width` columns (64, 32 or 16),
-// which is the span of a swizzle of 128, 64 or 32 bytes, in groups of eight rows. In 16-byte chunks, with W = width / 8
-// chunks a row, the canonical layouts that a descriptor can name are
-//   K-major   ((8, n), 2) : ((W, SBO), 1)     rows are M or N; the 16 columns of a step are two chunks side by side
-//   MN-major  ((W, n), (8, 2)) : ((1, LBO), (W, SBO))     rows are K; columns are M or N, and go on in the next panel
-// Both: SBO is the distance of two groups of eight rows, 16 width bytes. LBO counts only MN-major: the distance of
-// panels. K-major, the next step of 16 columns is 32 bytes on in the same row: the swizzle acts on address bits, so the
-// start address may stand inside a row as long as groups are aligned. MN-major, the next step is 16 rows on.
+// In shared memory an operand consists of swizzle atoms (tile/tensor_map.h): rows of `width` columns (64, 32 or 16, the
+// span of the 128, 64 or 32-byte swizzle) in groups of eight rows. In 16-byte chunks, with W = width / 8 chunks per
+// row, the canonical layouts that a matrix descriptor can express are
+//   K-major   ((8, n), 2) : ((W, SBO), 1)             rows are M or N; the 16 columns of a step are two adjacent chunks
+//   MN-major  ((W, n), (8, 2)) : ((1, LBO), (W, SBO))  rows are K; columns are M or N and continue in the next atom
+// In both, SBO is the distance between groups of eight rows, 16 width bytes. LBO matters only if MN-major: it is the
+// distance between atoms. K-major, the next step of 16 columns is 32 bytes further in the same row: the swizzle acts on
+// address bits, so the start address may lie inside a row as long as groups are aligned. MN-major, the next step is 16
+// rows further.
 #pragma once
 
-#include "contract/types.h"
+#include "tile/types.h"
 
 namespace tessera {
 
-// The two words of a descriptor. Start addresses are added in units of 16 bytes.
+// The two words of a matrix descriptor. Its start address counts in units of 16 bytes.
 struct MatrixDescriptor {
   unsigned low;   // start address, LBO
-  unsigned high;  // SBO, kind of swizzle
+  unsigned high;  // SBO, swizzle mode
 
   __forceinline__ unsigned long long at(unsigned byte_offset) const {
     unsigned long long whole;
@@ -29,45 +31,46 @@ struct MatrixDescriptor {
   }
 };
 
-// address: of the panel's first row, a multiple of 16 width. panel_distance: bytes to the next panel, MN-major only.
+// address: of the atom's first row, a multiple of 16 width. atom_distance: bytes to the next atom, MN-major only.
 template <int width>
-__forceinline__ MatrixDescriptor describe_panel(unsigned address, unsigned panel_distance) {
+__forceinline__ MatrixDescriptor matrix_descriptor(unsigned address, unsigned atom_distance) {
   static_assert(width == 64 || width == 32 || width == 16);
   constexpr unsigned kSwizzle = width == 64 ? 1 : width == 32 ? 2 : 3;
-  return {(address & 0x3ffff) >> 4 | panel_distance >> 4 << 16, static_cast<unsigned>(width) | kSwizzle << 30};
+  return {(address & 0x3ffff) >> 4 | atom_distance >> 4 << 16, static_cast<unsigned>(width) | kSwizzle << 30};
 }
 
-// Registers written by ordinary instructions, before wgmma reads or adds to them.
+// Orders register writes of ordinary instructions before wgmma reads or accumulates into those registers.
 __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most `pending` of the groups committed last are still under way.
+__forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most `pending` of the most recently committed groups are still in flight.
 template <int pending>
-__forceinline__ void wgmma_wait() {
+__forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Sums of a group that was waited for: no use of them may be moved up across the wait.
+// Call on the accumulators of a group that has been waited for: the compiler may not move their uses above the wait.
 template <int count>
-__forceinline__ void wgmma_done(float (&d)[count]) {
+__forceinline__ void wgmma_fence_operand(float (&d)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Registers of this warp from here on; the whole warpgroup, and a role is one branch of an if.
+// Sets the number of registers per thread from here on. The whole warpgroup calls it, and each warp role is one branch
+// of an if.
 template <int registers>
-__forceinline__ void give_registers() {
+__forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 template <int registers>
-__forceinline__ void take_registers() {
+__forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Wgmma<n>: shared_shared takes both operands from shared memory, registers_shared takes A from registers. adds:
-// D += A B, else D = A B. transposed_a, transposed_b: that operand is MN-major, else K-major.
+// Wgmma<n>: shared_shared reads both operands from shared memory, registers_shared reads A from registers. adds: D += A
+// B if true, else D = A B. transposed_a, transposed_b: that operand is MN-major if true, else K-major.
 template <int n>
 struct Wgmma;
 
-// "%0, %1, ..." and "+f"(d[0]), ...: each n's list is the one before and four more.
+// "%0, %1, ..." and "+f"(d[0]), ...: the list for each n extends the previous one by four.
 #define TESSERA_REGISTERS_8 "%0, %1, %2, %3"
 #define TESSERA_REGISTERS_16 TESSERA_REGISTERS_8 ", %4, %5, %6, %7"
 #define TESSERA_REGISTERS_24 TESSERA_REGISTERS_16 ", %8, %9, %10, %11"
@@ -171,7 +174,7 @@ struct Wgmma;
       }                                                                                                           \
     }                                                                                                             \
   }
-// n, and the numbers of the operands that follow its sums.
+// n, and the indices of the operands that follow its accumulators.
 TESSERA_WGMMA(8, 4, 5, 6, 7, 8, 9, 10);
 TESSERA_WGMMA(16, 8, 9, 10, 11, 12, 13, 14);
 TESSERA_WGMMA(24, 12, 13, 14, 15, 16, 17, 18);

@@ -1,14 +1,14 @@
-// dQ's fp32 sums in global memory (layout: contract/attention_backward.h), and a warp's share of dQ += dS K.
+// The fp32 sums of dQ in global memory (layout: attention/backward_config.h), and a warp's part of dQ += dS K.
 #pragma once
 
-#include "contract/attention_backward.h"
+#include "attention/backward_config.h"
 #include "ptx/mma.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace tessera {
 
-// Of a lane's value i within a 16 x 8 tile. An instruction adds 128 contiguous bytes, or 512 where it takes four
-// values.
+// Index of a lane's value i within a 16 x 8 tile. A warp's instruction adds 128 contiguous bytes, or 512 if it takes
+// four values per lane.
 __forceinline__ int sum_index(int lane, int i) {
 #if __CUDA_ARCH__ >= 900
   return lane * 4 + i;
@@ -41,7 +41,7 @@ __forceinline__ void load_sums(float (&d)[4], const float* tile, int lane) {
 #endif
 }
 
-// Sums of a sequence's row 0.
+// The sums of row 0 of a sequence.
 __forceinline__ float* dq_sums_of(const DqSums& sums, const int* cu_seqlens, int batch, int head, int heads,
                                   int block_q, int dim) {
   const Index row = cu_seqlens ? head * sums.rows + padded_start(cu_seqlens[batch], batch, block_q)
@@ -49,13 +49,13 @@ __forceinline__ float* dq_sums_of(const DqSums& sums, const int* cu_seqlens, int
   return sums.data + row * dim;
 }
 
-// How the warps of a block share [block_q, dim]: in groups of rows and, where those are fewer than the warps, groups of
-// columns. Fewest products for the busiest warp; then fewest loads.
+// How the warps of a CTA divide [block_q, dim]: into groups of rows and, if those are fewer than the warps, groups of
+// columns. The choice minimises the products of the busiest warp, then the loads.
 struct DqSplit {
-  int row_tiles;   // of a warp
-  int row_groups;  // warps one below the other
-  int columns;     // tiles of 8, of a warp
-  int at_once;     // of these, as many as there are registers for
+  int row_tiles;   // per warp
+  int row_groups;  // of warps
+  int columns;     // tiles of 8 columns per warp
+  int at_once;     // of these, as many as fit in registers
 };
 
 constexpr DqSplit split_dq(int block_q, int dim, int warps) {
@@ -75,8 +75,8 @@ constexpr DqSplit split_dq(int block_q, int dim, int warps) {
   return best;
 }
 
-// d += dS K for `columns` tiles of columns, and their sum in global memory. ds: [keys, queries].
-// exact: all of them are there, in all warps.
+// d = dS K for `columns` tiles of columns, added to the sums in global memory. ds: [keys, queries].
+// exact: every warp has the full number of columns.
 template <DType dtype, int row_tiles, int columns, bool exact, int unroll, class TileDs, class TileK>
 __forceinline__ void add_dq_columns(const TileDs& ds, const TileK& k, float* sums, int row_tile, int first, int lane) {
   constexpr int kAll = TileK::kChunks;
@@ -86,23 +86,23 @@ __forceinline__ void add_dq_columns(const TileDs& ds, const TileK& k, float* sum
     unsigned a[row_tiles][4];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
-      load_matrix_x4_transposed(
+      ldmatrix_x4_trans(
           a[m], ds.address(lane % 8 + lane / 16 * 8, (row_tile + m) * 2 + lane / 8 % 2) + step * 16 * TileDs::kPitch);
     }
 #pragma unroll
     for (int n = 0; n < columns; n += 2) {
       const bool last = n + 1 == columns;
       const int wanted = first + n + (last ? 0 : lane / 16);
-      const int column = exact ? wanted : min(wanted, kAll - 1);  // beyond the last, any valid address will do
+      const int column = exact ? wanted : min(wanted, kAll - 1);  // beyond the last column, any valid address will do
       const unsigned from = k.address(lane % 16, column) + step * 16 * TileK::kPitch;
       if (last) {
         unsigned b[2];
-        load_matrix_x2_transposed(b, from);
+        ldmatrix_x2_trans(b, from);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) mma_k16<dtype>(d[m][n], a[m], b[0], b[1]);
       } else {
         unsigned b[4];
-        load_matrix_x4_transposed(b, from);
+        ldmatrix_x4_trans(b, from);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
           mma_k16<dtype>(d[m][n], a[m], b[0], b[1]);
@@ -122,7 +122,7 @@ __forceinline__ void add_dq_columns(const TileDs& ds, const TileK& k, float* sum
   }
 }
 
-// A warp's share. sums: of the tile's row 0.
+// A warp's part of dQ. sums: of row 0 of the tile.
 template <DType dtype, int block_q, int warps, int unroll, class TileDs, class TileK>
 __forceinline__ void add_dq(const TileDs& ds, const TileK& k, float* sums, int warp, int lane) {
   constexpr DqSplit kSplit = split_dq(block_q, TileK::kDim, warps);

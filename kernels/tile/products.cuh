@@ -1,7 +1,7 @@
-// The two products of a warp that attention is made of. X is a strip of columns, a multiple of 16.
+// The two warp-level matrix products of attention on mma.sync. X is a strip of columns, a multiple of 16 wide.
 //
-//   rows_by_rows:   X[rows, strip] = start + A[rows, dim] B[strip, dim]^T    A from shared memory or kept in registers
-//   add_by_columns: C[rows, dim] += X[rows, strip] B[strip, dim]             X as it left the first product, rounded
+//   rows_by_rows:   X[rows, strip] = start + A[rows, dim] B[strip, dim]^T    A from shared memory or from registers
+//   add_by_columns: C[rows, dim] += X[rows, strip] B[strip, dim]             X as the first product left it, rounded
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-// 16 * row_tiles rows of a tile as mma's first operand, in steps of 16 of its depth. The first kept_steps stay in
-// registers.
+// 16 * row_tiles rows of a tile as mma's A operand, in steps of 16 along the reduction dimension. The first kept_steps
+// stay in registers.
 template <class Tile, int row_tiles, int kept_steps>
 struct RowOperand {
-  static constexpr int kSteps = (Tile::kDim + 15) / 16;  // the last one of 8 where the dim is no multiple of 16
+  static constexpr int kSteps = (Tile::kDim + 15) / 16;  // the last one is 8 deep if dim is not a multiple of 16
 
   Tile tile;
   int first_row;
@@ -24,19 +24,19 @@ struct RowOperand {
     if (step < Tile::kDim / 16) {
       const unsigned from = tile.address(first_row + lane % 16, step * 2 + lane / 16);
 #pragma unroll
-      for (int m = 0; m < row_tiles; ++m) load_matrix_x4(a[m], from + m * 16 * Tile::kPitch);
+      for (int m = 0; m < row_tiles; ++m) ldmatrix_x4(a[m], from + m * 16 * Tile::kPitch);
     } else {
       const unsigned from = tile.address(first_row + lane % 16, Tile::kChunks - 1);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         unsigned half[2];
-        load_matrix_x2(half, from + m * 16 * Tile::kPitch);
+        ldmatrix_x2(half, from + m * 16 * Tile::kPitch);
         a[m][0] = half[0];
         a[m][1] = half[1];
       }
     }
   }
-  // Once the tile is there.
+  // Call when the tile has been loaded.
   __forceinline__ void keep(int lane) const {
 #pragma unroll
     for (int step = 0; step < kSteps && step < kept_steps; ++step) load(kept[step], step, lane);
@@ -58,8 +58,8 @@ struct FromZero {
   __forceinline__ float operator()(int, int, int) const { return 0; }
 };
 
-// One step of 16 of the depth of X = start + A B^T. start(m, n, i): what a lane's value starts from, in the first step.
-// b_row: B's first row, a multiple of 8.
+// One step of 16 along the reduction dimension of X = start + A B^T. start(m, n, i): the initial value of a lane's
+// accumulator, used in the first step. b_row: first row of B, a multiple of 8.
 template <DType dtype, int row_tiles, int column_tiles, class Rows, class TileB, class Start>
 __forceinline__ void rows_by_rows_step(float (&x)[row_tiles][column_tiles][4], const Rows& rows, const TileB& tile_b,
                                        int b_row, int step, bool is_first, const Start& start, int lane) {
@@ -73,11 +73,11 @@ __forceinline__ void rows_by_rows_step(float (&x)[row_tiles][column_tiles][4], c
     unsigned b[2][2] = {};
     if (whole) {
       unsigned loaded[4];
-      load_matrix_x4(loaded, from + (b_row + n * 8) * TileB::kPitch);
+      ldmatrix_x4(loaded, from + (b_row + n * 8) * TileB::kPitch);
       b[0][0] = loaded[0], b[0][1] = loaded[1], b[1][0] = loaded[2], b[1][1] = loaded[3];
     } else {
       unsigned loaded[2];
-      load_matrix_x2(loaded, from + (b_row + n * 8) * TileB::kPitch);
+      ldmatrix_x2(loaded, from + (b_row + n * 8) * TileB::kPitch);
       b[0][0] = loaded[0], b[1][0] = loaded[1];
     }
 #pragma unroll
@@ -96,7 +96,7 @@ __forceinline__ void rows_by_rows_step(float (&x)[row_tiles][column_tiles][4], c
   }
 }
 
-// 16 columns of C += X B. C may have room for more columns than B has.
+// 16 columns of C += X B. C may be wider than B.
 template <DType dtype, int row_tiles, int depth, int room, class TileB>
 __forceinline__ void add_by_columns_step(float (&c)[row_tiles][room][4], const unsigned (&x)[row_tiles][depth][4],
                                          const TileB& tile_b, int b_row, int step, int lane) {
@@ -108,7 +108,7 @@ __forceinline__ void add_by_columns_step(float (&c)[row_tiles][room][4], const u
   for (int k = 0; k < depth; ++k) {
     if (both) {
       unsigned b[4];
-      load_matrix_x4_transposed(b, from + (b_row + k * 16) * TileB::kPitch);
+      ldmatrix_x4_trans(b, from + (b_row + k * 16) * TileB::kPitch);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         mma_k16<dtype>(c[m][n], x[m][k], b[0], b[1]);
@@ -116,15 +116,15 @@ __forceinline__ void add_by_columns_step(float (&c)[row_tiles][room][4], const u
       }
     } else {
       unsigned b[2];
-      load_matrix_x2_transposed(b, from + (b_row + k * 16) * TileB::kPitch);
+      ldmatrix_x2_trans(b, from + (b_row + k * 16) * TileB::kPitch);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) mma_k16<dtype>(c[m][n], x[m][k], b[0], b[1]);
     }
   }
 }
 
-// in_halves: two sums over half the depth each. Tensor cores cut sums off instead of rounding them, so that a long sum
-// of one sign falls short of fp32's; halves halve that.
+// in_halves: two accumulators over half of the reduction dimension each. Tensor cores truncate sums instead of rounding
+// them, so a long sum of one sign is biased towards zero; shorter sums halve the bias.
 template <DType dtype, bool in_halves, int row_tiles, int column_tiles, class Rows, class TileB, class Start>
 __forceinline__ void rows_by_rows(float (&x)[row_tiles][column_tiles][4], const Rows& rows, const TileB& tile_b,
                                   int b_row, const Start& start, int lane) {
@@ -159,7 +159,8 @@ __forceinline__ void add_by_columns(float (&c)[row_tiles][room][4], const unsign
   }
 }
 
-// Both at once, of two different strips: the first product is a few long chains, the second many short ones.
+// Both products interleaved, for two different strips: the first is a few long dependency chains, the second many short
+// ones.
 template <DType dtype, int row_tiles, int column_tiles, int depth, int room, class Rows, class TileB, class Start,
           class TileC>
 __forceinline__ void both_products(float (&x)[row_tiles][column_tiles][4], const Rows& rows, const TileB& tile_b,
@@ -173,7 +174,7 @@ __forceinline__ void both_products(float (&x)[row_tiles][column_tiles][4], const
   }
 }
 
-// X as the first operand of the second product.
+// X as the A operand of the second product.
 template <DType dtype, int column_tiles>
 __forceinline__ void pack_operand(unsigned (&a)[column_tiles / 2][4], const float (&x)[column_tiles][4]) {
 #pragma unroll

@@ -1,8 +1,8 @@
-// Where a sequence's rows are, packed or not.
+// Offsets of a sequence's rows in global memory, packed or not.
 #pragma once
 
-#include "contract/types.h"
 #include "ptx/convert.cuh"
+#include "tile/types.h"
 
 namespace tessera {
 

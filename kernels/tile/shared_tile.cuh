@@ -1,9 +1,9 @@
-// A [rows, dim] tile of 16-bit values in shared memory, and how it gets there.
+// A [rows, dim] tile of 16-bit values in shared memory, and its loads and stores.
 //
-// Rows lie one after the other, in 16-byte chunks, unpadded. ldmatrix reads one chunk column of eight rows at a time;
-// those eight must fall into the eight different 16-byte bank groups. With c chunks a row and g = gcd(c, 8), row r
+// Rows are contiguous and unpadded, in 16-byte chunks. ldmatrix reads one chunk column of eight rows at a time; those
+// eight chunks must fall into eight different 16-byte bank groups. With c chunks per row and g = gcd(c, 8), row r
 // starts at bank group r * c mod 8, which repeats every 8 / g rows; so chunk indices are XORed with (r / (8 / g)) mod
-// g. That stays inside the row because g divides c, and it serves every head dim that is a multiple of 8.
+// g. The result stays inside the row because g divides c, and it works for every head dim that is a multiple of 8.
 #pragma once
 
 #include "ptx/shared.cuh"
@@ -24,27 +24,27 @@ struct SharedTile {
 
   unsigned base;  // address in shared memory, a multiple of 128
 
-  // Eight rows on, the swizzle is the same: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * kPitch, which
-  // an instruction can take as a constant.
+  // The swizzle repeats every eight rows: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * kPitch, which an
+  // instruction can encode as an immediate.
   __forceinline__ unsigned address(int row, int chunk) const {
     const int swizzled = chunk ^ ((row / (8 / kSwizzle)) & (kSwizzle - 1));
     return base + static_cast<unsigned>(row * kChunks + swizzled) * 16;
   }
 };
 
-// A value that the compiler may not carry over from an earlier use: addresses made from it are computed where they are
-// needed instead of being kept in registers across the loop, which are dearer.
+// Hides a value's origin from the compiler: addresses derived from the result are recomputed where they are used
+// instead of being kept in registers across the loop, because registers are the scarcer resource.
 __forceinline__ int recomputed(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-// Moves rows of a [length, dim] matrix in global memory into a tile, rows beyond `length` as zeros, by all threads of a
-// block. begin() starts the loads and end() sees them through: the caller computes in between, and puts a barrier after
-// end(). On sm_80 and up the bytes travel by cp.async; before that, in registers, and end() stores them.
-// A thread keeps to one chunk column and takes every kRowsPerPass-th row; a few threads idle where the column count
-// does not divide theirs. `vector` is how many elements one load takes: 8, or 1 where pointers or strides are not
-// multiples of 16 bytes.
+// Loads rows of a [length, dim] matrix in global memory into a tile, with zeros for rows beyond `length`. All threads
+// of the CTA take part. begin() issues the loads and end() completes them: the caller computes in between, and adds a
+// CTA-wide barrier after end(). On sm_80 and newer the loads are cp.async; on older architectures they go through
+// registers, which end() stores. Each thread loads one chunk column of every kRowsPerPass-th row; a few threads are
+// idle if the number of columns does not divide the number of threads. `vector` is the number of elements per load: 8,
+// or 1 if pointers or strides are not multiples of 16 bytes.
 template <class Tile, int threads, int vector>
 struct TileLoader {
   static constexpr int kRowsPerPass = threads / Tile::kChunks < Tile::kRows ? threads / Tile::kChunks : Tile::kRows;
@@ -58,7 +58,7 @@ struct TileLoader {
 
   Words4 staged[kAsync ? 1 : kPasses];
 
-  // source: the matrix's row 0.
+  // source: row 0 of the matrix.
   __forceinline__ void begin(const Tile& tile, const Bits16* source, Index row_stride, int first_row, int length) {
     const int thread = recomputed(threadIdx.x);
     const int chunk = thread % Tile::kChunks;
@@ -70,7 +70,7 @@ struct TileLoader {
       const bool wanted = first_row + row < length;
       if constexpr (kAsync) {
 #if __CUDA_ARCH__ >= 800
-        if (mine) copy_async_16(tile.address(row, chunk), from, wanted);
+        if (mine) cp_async_16(tile.address(row, chunk), from, wanted);
 #endif
       } else if constexpr (vector == 8) {
         staged[pass] = load_16(from, mine && wanted);
@@ -85,14 +85,14 @@ struct TileLoader {
       from += kRowsPerPass * row_stride;
     }
 #if __CUDA_ARCH__ >= 800
-    if constexpr (kAsync) copy_async_commit();
+    if constexpr (kAsync) cp_async_commit_group();
 #endif
   }
 
   __forceinline__ void end(const Tile& tile) {
     if constexpr (kAsync) {
 #if __CUDA_ARCH__ >= 800
-      copy_async_wait<0>();
+      cp_async_wait_group<0>();
 #endif
     } else {
       const int thread = recomputed(threadIdx.x);
@@ -108,7 +108,7 @@ struct TileLoader {
   }
 };
 
-// One fp32 value of a thread, the same way. What is not wanted comes as 0.
+// Loads one fp32 value per thread in the same way; 0 if it is not wanted.
 template <bool async>
 struct ValueLoader {
   float staged;
@@ -116,7 +116,7 @@ struct ValueLoader {
   __forceinline__ void begin(unsigned destination, const float* source, bool mine, bool wanted) {
     if constexpr (async) {
 #if __CUDA_ARCH__ >= 800
-      if (mine) copy_async_4(destination, source, wanted);
+      if (mine) cp_async_4(destination, source, wanted);
 #endif
     } else {
       staged = load_read_only(source, mine && wanted);
@@ -129,7 +129,7 @@ struct ValueLoader {
   }
 };
 
-// A warp's rows of a tile, to rows of a [length, dim] matrix in global memory: whole lines at a time.
+// Stores a warp's rows of a tile to rows of a [length, dim] matrix in global memory, in full cache lines.
 template <int vector, int rows, class Tile>
 __forceinline__ void store_rows(const Tile& tile, int first_row, Bits16* out, Index row_stride, int first, int length,
                                 int lane) {

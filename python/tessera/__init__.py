@@ -3,9 +3,9 @@
     import tessera
     out = tessera.attention(q, k, v, causal=True)      # q, k, v: [B, S, H, D]
 
-tessera.sdpa has the signature of F.scaled_dot_product_attention, tessera.flash_attn the names of the flash_attn
-package, and tessera.transformers.register() makes attn_implementation="tessera" known to Hugging Face models.
-Every failure is a tessera.Error with a sentence.
+tessera.sdpa has the signature of F.scaled_dot_product_attention, tessera.flash_attn has the functions of the flash_attn
+package, and tessera.transformers.register() makes attn_implementation="tessera" available to Hugging Face models.
+Every call that fails raises tessera.Error with a message that says why.
 """
 
 from tessera._error import Error

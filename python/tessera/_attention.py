@@ -1,3 +1,5 @@
+import json
+
 import torch
 from torch import are_deterministic_algorithms_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -5,16 +7,16 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from tessera import _native, _ops
 from tessera._error import Error
 
-# What _native.mode says of a call: something intercepts it, or a tensor is of another class or has no memory; nothing
-# does; gradients are wanted; autocast is on.
+# What _native.mode returns. Dispatched: something intercepts the call, or a tensor is of another class or has no
+# memory. Plain: straight to the kernel. Gradients: straight to the kernel, recorded by autograd. Autocast is added.
 _DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = 0, 1, 2, 4
 _ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient of an eager call on plain tensors; torch.ops.tessera.attention has the same for all others.
+    """The gradient of an eager call on plain tensors; all other calls use that of torch.ops.tessera.attention.
 
-    rest: what _native.forward takes after q, k and v, in one tuple: autograd looks at every argument.
+    rest: the arguments of _native.forward after q, k and v, as one tuple, since autograd inspects every argument.
     """
 
     @staticmethod
@@ -33,17 +35,25 @@ class _Attention(torch.autograd.Function):
         *inputs, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        # With create_graph=True there is somebody to tell that there is no second derivative.
+        _ops.refuse_tangents((dout, dlse))
+        # With create_graph=True, differentiating the result must raise: there is no second derivative.
         run = _Backward.apply if torch.is_grad_enabled() else _ops.backward
         return *run(*inputs, ctx.options, ctx.heads_first, out, lse, dout, dlse), None
 
+    jvp = staticmethod(_ops.refuse_forward_mode)
 
-# Function.apply first looks for tensors that torch.func's transforms left behind; _native.mode has seen none.
-_apply = super(torch.autograd.Function, _Attention).apply
+
+def _direct_apply():
+    """_Attention.apply without the search for tensors that have escaped a torch.func transform: _native.mode has done
+    that. It is a method of a private base class of Function."""
+    return getattr(super(torch.autograd.Function, _Attention), "apply", _Attention.apply)
+
+
+_apply = _direct_apply()
 
 
 class _Functional(_Attention):
-    """The same for torch.func's transforms, which want the context set up apart: slower, so only for them."""
+    """The same for torch.func's transforms, which require setup_context. It is slower, so only they use it."""
 
     @staticmethod
     def forward(q, k, v, rest):
@@ -68,6 +78,7 @@ class _Backward(torch.autograd.Function):
         pass
 
     backward = staticmethod(_ops.refuse_second_derivative)
+    jvp = staticmethod(_ops.refuse_forward_mode)
     vmap = staticmethod(_ops.refuse_vmap)
 
 
@@ -80,8 +91,8 @@ def _under_autocast(q, k, v):
 
 
 def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k):
-    """The arguments of the C ABI that are no tensors."""
-    # A tensor's value may change, and options are remembered.
+    """The arguments of the C ABI that are not tensors."""
+    # A tensor's value may change, and options are cached.
     for name, value, wanted in (
         ("causal", causal, "bool"),
         ("deterministic", deterministic, "bool"),
@@ -120,17 +131,17 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
     return float(scale), float(softcap or 0.0), flags, align, left, right, max_seqlen_q or 0, max_seqlen_k or 0
 
 
-_seen = {}  # arguments -> _options(*arguments): a look-up costs a tenth of working them out
+_cache = {}  # arguments -> _options(*arguments): a lookup costs a tenth of computing them
 
 
-def _known_options(given):
+def _cached_options(given):
     try:
-        return _seen[given]
+        return _cache[given]
     except KeyError:
-        if len(_seen) >= 1024:
-            _seen.clear()
-        return _seen.setdefault(given, _options(*given))
-    except TypeError:  # a list is no key
+        if len(_cache) >= 1024:
+            _cache.clear()
+        return _cache.setdefault(given, _options(*given))
+    except TypeError:  # a list is not hashable
         return _options(*given)
 
 
@@ -158,30 +169,30 @@ def attention(
     Hkv; float16, bfloat16 or, on the CPU, float32. Returns out [B, Sq, Hq, Dv], with return_lse=True also the rows'
     log-sum-exp, float32 [B, Hq, Sq], itself differentiable.
 
-    causal         None; "top_left" (query i stands at key i), "bottom_right" (at key i + Sk - Sq), or True where Sq = Sk
+    causal         None; "top_left" (query i stands at key i), "bottom_right" (at key i + Sk - Sq), or True if Sq = Sk
     window         (left, right): keys visible on either side of a query's position; None or -1: all
     softcap        scores become softcap * tanh(score / softcap); 0: off
     alibi          slopes, float32 [Hq] or [B, Hq]; not differentiable
     scale          of the scores; None: 1 / sqrt(D)
     deterministic  gradients bitwise equal from run to run; None: as torch.use_deterministic_algorithms says
-    alignment      as for causal, where a window or ALiBi needs one without it
+    alignment      as for causal, for a window or ALiBi without causal if Sq != Sk
     cu_seqlens_q, cu_seqlens_k   packed sequences: int32 [B + 1]; q, k and v are then [total, H, D], lse [Hq, total_q]
     max_seqlen_q, max_seqlen_k   optional: the longest sequences
 
-    A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the rest.
+    A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the full contract.
     """
-    if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are remembered
+    if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are cached
         max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
     mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
     if deterministic is None and mode != _PLAIN:  # only gradients differ
         deterministic = are_deterministic_algorithms_enabled()
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
     if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
-        raise Error("alibi requires a gradient, and none is computed for it; pass alibi.detach()")
+        raise Error("alibi requires a gradient, which tessera does not compute; pass alibi.detach()")
     if mode == _PLAIN:
-        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse)
+        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _cached_options(given), False, return_lse)
     if mode == _GRADIENTS:
-        return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _known_options(given), False, return_lse))
+        return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _cached_options(given), False, return_lse))
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
@@ -192,7 +203,8 @@ def attention(
         return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse))
     if mode == _PLAIN + _AUTOCAST:
         return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse)
-    if not is_compiling() and torch._C._are_functorch_transforms_active():
+    if not is_compiling() and _ops.is_transforming():
+        _ops.refuse_tangents((alibi,))  # autograd does not see inside the tuple
         out, lse = _Functional.apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, True))
     else:
         out, lse = torch.ops.tessera.attention(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options)
@@ -200,14 +212,14 @@ def attention(
 
 
 def attention_heads_first(query, key, value, causal, scale):
-    """attention for [B, H, S, D], with the options that sdpa has."""
+    """attention for tensors of [B, H, S, D], with the options of sdpa."""
     mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(query, key, value)
     if mode == _PLAIN:
-        options = _known_options((causal, None, None, 0.0, scale, None, None, None))
+        options = _cached_options((causal, None, None, 0.0, scale, None, None, None))
         return _native.forward(query, key, value, None, None, None, options, True, False)
     if mode == _GRADIENTS:
         deterministic = are_deterministic_algorithms_enabled()
-        options = _known_options((causal, None, None, 0.0, scale, deterministic, None, None))
+        options = _cached_options((causal, None, None, 0.0, scale, deterministic, None, None))
         return _apply(query, key, value, (None, None, None, options, True, False))
     out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale)
     return out.transpose(1, 2)
@@ -227,7 +239,7 @@ def decode(
     scale=None,
     return_lse=False,
 ):
-    """Attention of a few new queries against a KV cache, at inference; the queries stand at each sequence's end.
+    """Attention of a few new queries against a KV cache, for inference. The queries stand at each sequence's end.
 
     q: [B, Sq, Hq, D]; k_cache, v_cache: [B, S, Hkv, D], or [pages, page_size, Hkv, D] with page_table, int32
     [B, max_pages_per_seq]. cache_seqlens: int32 [B], the keys in use, the queries' own included; None: the whole cache.
@@ -241,6 +253,7 @@ def decode(
 
 
 _OPS = {"forward": 0, "backward": 1, "decode": 2}
+_FORMATS = {"text": 0, "json": 1}
 
 
 def explain(
@@ -250,6 +263,7 @@ def explain(
     *,
     op="forward",
     arch=None,
+    format="text",
     causal=None,
     window=None,
     softcap=0.0,
@@ -264,13 +278,18 @@ def explain(
     cache_seqlens=None,
     page_table=None,
 ):
-    """Which kernel would serve this call, and why each other one does not; nothing is run, and no data is read.
+    """Which kernel would serve this call, and why the others would not. Nothing is run, and no data is read.
 
     op: "forward", "backward" or "decode". arch: "cpu" or "sm_75" ... "sm_90a" for a device that need not be present,
-    with tensors on any device, meta included; None: the tensors' own.
+    with tensors on any device, including meta; None: the tensors' own.
+
+    format="text" returns a str for people. format="json" returns the same as a dict: family, op, problem, fields,
+    device; chosen (kernel, config, workspace, predicted_us or measured_us, why, tuned), or None if no kernel serves the
+    call; offered, a list of further options of the same form; refused, a list of {kernel, reason}.
     """
-    if op not in _OPS:
-        raise Error(f"op is {op!r}; {', '.join(_OPS)} are accepted")
+    for name, value, accepted in (("op", op, _OPS), ("format", format, _FORMATS)):
+        if value not in accepted:
+            raise Error(f"{name} is {value!r}; {', '.join(map(repr, accepted))} are accepted")
     if op == "decode":
         options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
         lengths = (cache_seqlens, page_table)
@@ -281,4 +300,5 @@ def explain(
         lengths = (cu_seqlens_q, cu_seqlens_k)
     if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
         raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")
-    return _native.explain(_OPS[op], arch, q, k, v, alibi, *lengths, options)
+    answer = _native.explain(_OPS[op], arch, _FORMATS[format], q, k, v, alibi, *lengths, options)
+    return json.loads(answer) if format == "json" else answer

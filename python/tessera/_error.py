@@ -1,6 +1,6 @@
 class Error(RuntimeError):
-    """What every failed call raises. `status` is the C ABI's name for it: invalid_argument, unsupported, ..."""
+    """Raised by every call that fails. `status` is its name in the C ABI: invalid_argument, unsupported, ..."""
 
-    def __init__(self, sentence, status="invalid_argument"):
-        super().__init__(sentence)
+    def __init__(self, message, status="invalid_argument"):
+        super().__init__(message)
         self.status = status

@@ -1,35 +1,65 @@
 """The operators as torch.library knows them: schema, kernels, shapes for tracing, gradients.
 
-Eager calls on plain tensors skip the dispatcher (see _attention.py); torch.compile, torch.export, tensor subclasses
-and modes come through here.
+Eager calls on plain tensors bypass the dispatcher (see _attention.py); torch.compile, torch.export, tensor subclasses,
+modes and transforms use these operators.
+
+PyTorch has no public function for some of what a short eager call must know. Each private symbol that is used has a
+fallback for a PyTorch without it: slower, with the same results (tests/python/test_private_symbols.py).
 """
 
 import torch
+from torch.autograd import forward_ad
 
 from tessera import _native
 from tessera._error import Error
 
 
-def _intercepting():
-    """Functions of torch that answer 0, False or None while no mode, transform or profiler looks at calls."""
-    wanted = (
-        (torch._C, "_len_torch_dispatch_stack"),
-        (torch._C, "_len_torch_function_stack"),
-        (torch._C._functorch, "peek_interpreter_stack"),
-        (torch._C._autograd, "_profiler_enabled"),
-        (torch._C, "_get_tracing_state"),  # torch.jit.trace, which records what the dispatcher sees
+def _private(path):
+    """The attribute of torch with this dotted path, or None if this PyTorch does not have it."""
+    owner = torch
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return owner
+
+
+def in_dual_level():
+    """Whether tensors may carry forward-mode tangents."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def _interceptors():
+    """Functions that return 0, False or None while no mode, transform or profiler intercepts calls."""
+    functions = (
+        _private("_C._len_torch_dispatch_stack"),
+        _private("_C._len_torch_function_stack"),
+        _private("_C._functorch.peek_interpreter_stack"),
+        _private("_C._autograd._profiler_enabled"),
+        _private("_C._get_tracing_state"),  # torch.jit.trace records what the dispatcher sees
+        in_dual_level,
     )
-    if all(hasattr(owner, name) for owner, name in wanted):
-        return tuple(getattr(owner, name) for owner, name in wanted)
-    return (lambda: True,)  # a torch that can no longer be asked: every call goes through the dispatcher
+    # If any is missing, every call goes through the dispatcher.
+    return functions if None not in functions else (lambda: True,)
 
 
-def _no_stream(_):
-    raise Error("this PyTorch has no CUDA")
+def _current_stream(index):
+    return torch.cuda.current_stream(index).cuda_stream
+
+
+def _is_any_autocast_enabled():
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def is_transforming():
+    """Whether a transform of torch.func is active."""
+    active = _private("_C._are_functorch_transforms_active")
+    if active is not None:
+        return active()
+    peek = _private("_C._functorch.peek_interpreter_stack")
+    return peek is not None and peek() is not None
 
 
 def _set_up(dlpack=True):
-    pieces = {
+    members = {
         "Tensor": torch.Tensor,
         "Parameter": torch.nn.Parameter,
         "float32": torch.float32,
@@ -38,27 +68,58 @@ def _set_up(dlpack=True):
         "int32": torch.int32,
         "uint8": torch.uint8,
         "get_num_threads": torch.get_num_threads,
-        "current_stream": getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
+        "current_stream": _private("_C._cuda_getCurrentRawStream") or _current_stream,
         "is_grad_enabled": torch.is_grad_enabled,
-        "is_autocast_enabled": torch._C._is_any_autocast_enabled,
+        "is_autocast_enabled": _private("_C._is_any_autocast_enabled") or _is_any_autocast_enabled,
         "empty_like": torch.empty_like,
-        "unplain": _intercepting(),
+        "interceptors": _interceptors(),
     }
-    return _native.setup(Error, pieces, dlpack)
+    return _native.setup(Error, members, dlpack)
 
 
 _set_up()
 
-# The C ABI's numbers.
+# Constants of tessera/attention.h.
 CAUSAL, DETERMINISTIC = 1, 2
 UNSPECIFIED, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
+
+
+def refuse_forward_mode(*_):
+    raise Error(
+        "tessera does not support forward-mode AD (torch.func.jvp, jacfwd, torch.autograd.forward_ad): no kernel "
+        "computes tangents; use reverse mode (backward, torch.autograd.grad, torch.func.grad)",
+        "unsupported",
+    )
+
+
+def refuse_tangents(tensors):
+    """Raises if one of the tensors carries a forward-mode tangent, which a kernel would drop."""
+    if in_dual_level():
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+                refuse_forward_mode()
+
+
+class _Library(torch.library.Library):
+    """A library whose autograd kernels refuse tangents; torch.library.register_autograd's own ignore them."""
+
+    def impl(self, op_name, fn, dispatch_key="", **options):
+        if dispatch_key != "Autograd":
+            return super().impl(op_name, fn, dispatch_key, **options)
+
+        def refusing(*args, **kwargs):
+            refuse_tangents(args)
+            return fn(*args, **kwargs)
+
+        return super().impl(op_name, refusing, dispatch_key, **options)
+
 
 _OPTIONS = (
     "float scale, float softcap, int flags, int alignment, int window_left, int window_right, "
     "SymInt max_seqlen_q, SymInt max_seqlen_k"
 )
 
-lib = torch.library.Library("tessera", "DEF")
+lib = _Library("tessera", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 lib.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? alibi, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
@@ -86,8 +147,8 @@ def _decode(*args):
 
 
 def backward(*args):
-    """_native.backward. Gradients often come expanded; the kernels want rows in one piece, and the fast ones no strides
-    of 0, which one copy is cheaper than going without."""
+    """_native.backward. Incoming gradients are often expanded. The kernels need a contiguous last dim, and the fast
+    ones no strides of 0: one copy costs less than a slower kernel."""
     *head, dout, dlse = args
     if dout.stride(-1) != 1 or 0 in dout.stride():
         dout = dout.contiguous()

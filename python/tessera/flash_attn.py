@@ -1,10 +1,10 @@
-"""The functions of the flash_attn package, by Tessera: change the import, keep the code.
+"""The functions of the flash_attn package on Tessera: change the import, keep the code.
 
     from tessera.flash_attn import flash_attn_func
 
-Layouts, defaults and meanings are flash_attn's: [B, S, H, D], causal and windows counted from the bottom right. What is
-not served (dropout, rotary embedding inside the cache update, ...) raises tessera.Error, naming the argument. Where
-flash_attn returns attention probabilities, None is returned in their place.
+Layouts, defaults and semantics are flash_attn's: [B, S, H, D], bottom-right causal masks and windows. What is not
+supported (dropout, rotary embedding inside the cache update, ...) raises tessera.Error, which names the argument. In
+place of attention probabilities, None is returned.
 """
 
 import torch
@@ -23,15 +23,15 @@ __all__ = [
 ]
 
 
-def _unserved(**arguments):
+def _refuse(**arguments):
     for name, value in arguments.items():
         if value is not None:
-            raise Error(f"{name} is given; tessera.flash_attn does not serve it", "unsupported")
+            raise Error(f"{name} is given; tessera.flash_attn does not support it", "unsupported")
 
 
 def _attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, probs, **rest):
     if dropout_p != 0.0:
-        raise Error(f"dropout_p is {dropout_p}; only 0 is served", "unsupported")
+        raise Error(f"dropout_p is {dropout_p}; only 0 is supported", "unsupported")
     out = attention(
         q,
         k,
@@ -42,7 +42,7 @@ def _attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, ali
         softcap=softcap,
         alibi=alibi_slopes,
         scale=softmax_scale,
-        deterministic=deterministic or None,  # torch's switch counts too
+        deterministic=deterministic or None,  # torch.use_deterministic_algorithms also counts
         return_lse=probs,
         **rest,
     )
@@ -124,7 +124,7 @@ def flash_attn_varlen_func(
     block_table=None,
 ):
     """q: [total_q, Hq, D], k, v: [total_k, Hkv, D], cu_seqlens: int32 [B + 1]; lse is [Hq, total_q]."""
-    _unserved(block_table=block_table)
+    _refuse(block_table=block_table)
     return _attend(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -199,16 +199,16 @@ def flash_attn_with_kvcache(
 ):
     """q: [B, Sq, Hq, D] against k_cache, v_cache: [B, S, Hkv, D], or [pages, page_size, Hkv, D] with block_table.
 
-    k and v, [B, Snew, Hkv, D], are first written into the cache behind its cache_seqlens (an int, or int32 [B]) keys.
-    num_splits is a hint that is not taken. Inference only.
+    k and v, [B, Snew, Hkv, D], are first written into the cache after its cache_seqlens (an int, or int32 [B]) keys.
+    num_splits is a hint and is ignored. Inference only.
     """
-    _unserved(
+    _refuse(
         rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad
     )
     if (k is None) != (v is None):
         raise Error("one of k and v is given; both or neither are accepted")
     if k is not None and cache_seqlens is None:
-        raise Error("k and v are given, but cache_seqlens is not: where in the cache they belong is unknown")
+        raise Error("k and v are given, but not cache_seqlens, which says where in the cache to write them")
     batch = q.shape[0]
     lengths = cache_seqlens
     if isinstance(lengths, int):
@@ -219,7 +219,7 @@ def flash_attn_with_kvcache(
     masks = dict(window=tuple(window_size), softcap=softcap, alibi=alibi_slopes, scale=softmax_scale)
     known = cache_seqlens is None or isinstance(cache_seqlens, int)
     if q.is_cuda and known and block_table is None:
-        # Every sequence is as long as the next, so the forward over the cache's used part computes the same.
+        # All sequences have the same length, so the forward over the used part of the cache computes the same.
         used = k_cache.shape[1] if cache_seqlens is None else cache_seqlens + (0 if k is None else k.shape[1])
         return attention(
             q,
@@ -251,12 +251,12 @@ def _unpacked(packed, name, parts, dims):
 
 
 def _append(k_cache, v_cache, k, v, lengths, block_table):
-    """Writes the new keys and values behind each sequence's end, in place."""
+    """Writes the new keys and values after each sequence's end, in place."""
     rows = lengths.long()[:, None] + torch.arange(k.shape[1], device=k.device)  # [B, Snew]
     page_size = k_cache.shape[1]
     room = page_size if block_table is None else page_size * block_table.shape[1]
     if rows.device.type == "cpu" and rows.numel() and int(rows.max()) >= room:
-        raise Error(f"cache_seqlens and k ask for {int(rows.max()) + 1} keys; the cache has room for {room}")
+        raise Error(f"cache_seqlens and k need room for {int(rows.max()) + 1} keys; the cache has room for {room}")
     if block_table is None:
         where = (torch.arange(k.shape[0], device=k.device)[:, None], rows)
     else:

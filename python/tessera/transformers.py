@@ -7,8 +7,8 @@
     model.set_attn_implementation("tessera")
     tessera.transformers.report(model)
 
-Padded and packed batches run as packed sequences: only real tokens are computed. What is not served (dropout, relative
-position biases, dense masks of one's own) raises tessera.Error; nothing falls back.
+Padded and packed batches run as packed sequences: only real tokens are computed. What is not supported (dropout,
+relative position biases, custom dense masks) raises tessera.Error; there is no fallback.
 """
 
 import torch
@@ -21,7 +21,7 @@ NAME = "tessera"
 
 
 def register(name=NAME):
-    """Makes attn_implementation=name known to transformers, version 5.5 and up."""
+    """Registers attn_implementation=name with transformers, version 5.5 and up."""
     try:
         import transformers
         from transformers import AttentionInterface
@@ -35,11 +35,11 @@ def register(name=NAME):
 
 
 # ---- Masks ----
-# Transformers asks for a mask once a forward pass and hands it to every layer. Ours is None where causal (or nothing)
-# says it all. Else it is int32 and linear in the length: [B, 1, 2, max(Sq, Sk)] for a causal pass, the sequence that each
-# key (row 0) and each query (row 1) belongs to, -1 for padding and for the unused part of a static cache; or
-# [B, 1, 1, Sk] where every query sees all keys that are not padding; or, in a graph, [1, 1, 3, 1], which says whether a
-# causal pass is packed, a thing that cannot be asked while tracing.
+# Transformers asks for a mask once per forward pass and passes it to every layer. Ours is None if causal (or no mask)
+# is all there is. Otherwise it is int32 and linear in the length: [B, 1, 2, max(Sq, Sk)] for a causal pass, the sequence
+# that each key (row 0) and each query (row 1) belongs to, -1 for padding and for the unused part of a static cache;
+# [B, 1, 1, Sk] if every query sees all keys that are not padding; or, in a graph, [1, 1, 3, 1], which says whether a
+# causal pass is packed: its value is not known while tracing.
 
 
 def segments(
@@ -54,14 +54,14 @@ def segments(
     use_vmap=False,
     **kwargs,
 ):
-    """The mask of one forward pass, from what transformers' create_*_mask functions give."""
-    if use_vmap or not _served(mask_function, kwargs.get("config")):
+    """The mask of one forward pass, from the arguments of transformers' create_*_mask functions."""
+    if use_vmap or not _is_supported(mask_function, kwargs.get("config")):
         raise Error(
-            "the model masks by a pattern of its own (chunks, blocks or a custom mask function); tessera serves causal, "
-            "bidirectional, sliding windows, padding and packed sequences",
+            "the model has a mask pattern of its own (chunks, blocks or a custom mask function); tessera supports "
+            "causal, bidirectional and sliding-window masks, padding and packed sequences",
             "unsupported",
         )
-    causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* say that
+    causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* pass that
     if attention_mask is not None:
         device = attention_mask.device
         padded = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
@@ -91,18 +91,18 @@ def segments(
     return _mask(keys, keys[:, at])
 
 
-def _served(mask_function, config):
-    """Whether causal, window and segments say all that the mask function does."""
+def _is_supported(mask_function, config):
+    """Whether causal, window and segments together express the mask function."""
     if getattr(config, "attention_chunk_size", None) is not None:
         return False
     if mask_function is None:
         return True
-    if is_compiling():  # a closure cannot be looked into while tracing
+    if is_compiling():  # a closure cannot be inspected while tracing
         return mask_function.__name__ != "or_mask"
     cells = [cell.cell_contents for cell in mask_function.__closure__ or ()]
     name = mask_function.__qualname__.split(".")[0]
     if name == "and_masks":
-        return all(_served(part, None) for part in cells[0])
+        return all(_is_supported(part, None) for part in cells[0])
     return name in (
         "causal_mask_function",
         "bidirectional_mask_function",
@@ -113,9 +113,9 @@ def _served(mask_function, config):
 
 
 def _packed(mask_function, batch, rows, device):
-    """The mask where position ids start over inside a row; else None.
+    """The mask if position ids restart within a row; else None.
 
-    Transformers folds that into the mask function; tokens belong together where one sees the one before it.
+    Transformers encodes that in the mask function: two adjacent tokens are of one sequence if the second sees the first.
     """
     from transformers.masking_utils import causal_mask_function
 
@@ -145,7 +145,7 @@ def _sequences(mask, rows, keys):
 
 
 class _Packing:
-    """How the rows of a padded batch move into packed sequences and back, made once a mask."""
+    """How the rows of a padded batch move into packed sequences and back, computed once per mask."""
 
     def __init__(self, mask, rows, keys):
         queries, keys = _sequences(mask, rows, keys)
@@ -154,7 +154,7 @@ class _Packing:
             lengths = (keys == 0).sum(1)
             longest = int(lengths.max())
             if bool((keys[:, :longest] == 0).all()):
-                self.prefix = longest  # a static cache without padding: its used part is all that is needed
+                self.prefix = longest  # a static cache without padding: only its used part is needed
                 return
         sequences = max(int(mask.max()), 0) + 1
         self.queries, self.cu_q, self.max_q = self._rows(queries, sequences)
@@ -200,7 +200,7 @@ def forward(
     """One layer's attention: query [B, H, Sq, D], key and value [B, Hkv, Sk, D] -> [B, Sq, H, D]."""
     if dropout:
         raise Error(
-            f"attention dropout is {dropout}; only 0 is served: set config.attention_dropout (attn_pdrop) to 0",
+            f"attention dropout is {dropout}; only 0 is supported: set config.attention_dropout (attn_pdrop) to 0",
             "unsupported",
         )
     for name, given in (
@@ -209,11 +209,11 @@ def forward(
         ("output_attentions", bool(kwargs.get("output_attentions"))),
     ):
         if given:
-            raise Error(f"{name} is given; tessera does not serve it", "unsupported")
+            raise Error(f"{name} is given; tessera does not support it", "unsupported")
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     wanted = q.dtype
     if wanted == torch.float32 and q.is_cuda and not torch.is_autocast_enabled("cuda"):
-        # Norms kept in float32 (as for training on quantised weights) make float32 activations of a half model.
+        # Norms kept in float32 (as for training on quantised weights) make the activations of a half model float32.
         half = getattr(module.config, "dtype", None)
         if half in (torch.float16, torch.bfloat16):
             q, k, v = q.to(half), k.to(half), v.to(half)
@@ -221,7 +221,7 @@ def forward(
         if attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] > 3:
             raise Error(
                 f"attention_mask is {list(attention_mask.shape)} of {attention_mask.dtype}; a 2-D padding mask is "
-                "served, and none that says for each query which keys it sees",
+                "supported, a mask of query and key is not",
                 "unsupported",
             )
         causal = attention_mask.shape[2] > 1
@@ -235,12 +235,12 @@ def forward(
         return_lse=s_aux is not None,
     )
     if sliding_window is not None and sliding_window > 0:
-        # Transformers counts the query itself into a causal window, and not into a bidirectional one.
+        # In transformers, a causal window includes the query itself; a bidirectional one does not.
         masks["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
 
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         if q.shape[0] != 1:
-            raise Error(f"cu_seq_lens_q is given with a batch of {q.shape[0]}; packed sequences come as a batch of 1")
+            raise Error(f"cu_seq_lens_q is given with a batch of {q.shape[0]}; packed sequences must be a batch of 1")
         out = attention(
             q[0], k[0], v[0], cu_seqlens_q=cu_seq_lens_q, cu_seqlens_k=cu_seq_lens_k,
             max_seqlen_q=max_length_q, max_seqlen_k=max_length_k, **masks,
@@ -248,11 +248,7 @@ def forward(
         out = _with_sinks(out, s_aux)[None]
     elif attention_mask is None or attention_mask.shape[2] == 3:
         if attention_mask is not None:
-            torch._assert_async(
-                (attention_mask == 0).all(),
-                "tessera: sequences packed by position ids alone are not served in a compiled model; "
-                "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k",
-            )
+            _assert_unpacked((attention_mask == 0).all())
         out = _with_sinks(attention(q, k, v, **masks), s_aux)
     elif is_compiling():
         out = _masked_in_a_graph(q, k, v, attention_mask, masks, s_aux)
@@ -261,11 +257,23 @@ def forward(
     return out.to(wanted) if out.dtype != wanted and wanted == torch.float32 and q.is_cuda else out, None
 
 
+def _assert_unpacked(unpacked):
+    """Fails at run time if position ids pack sequences in a compiled model. PyTorch has no public function for that."""
+    message = (
+        "tessera: sequences packed by position ids alone are not supported in a compiled model; "
+        "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
+    )
+    assert_async = getattr(torch, "_assert_async", None)
+    if assert_async is None:  # nothing can fail at run time, so refuse what may be packed
+        raise Error(message, "unsupported")
+    assert_async(unpacked, message)
+
+
 def _masked(q, k, v, mask, masks, sinks):
     known = getattr(mask, "_tessera_packing", None)
     if known is None or known[0] != (q.shape[1], k.shape[1]):
         known = ((q.shape[1], k.shape[1]), _Packing(mask, q.shape[1], k.shape[1]))
-        mask._tessera_packing = known  # for the layers to come
+        mask._tessera_packing = known  # for the next layers
     packing = known[1]
     if packing.prefix is not None:
         return _with_sinks(attention(q, k[:, : packing.prefix], v[:, : packing.prefix], **masks), sinks)
@@ -280,7 +288,7 @@ def _masked(q, k, v, mask, masks, sinks):
 
 
 def _masked_in_a_graph(q, k, v, mask, masks, sinks):
-    """The same with shapes that do not depend on the mask's contents: real rows are sorted to the front."""
+    """The same with shapes that do not depend on the mask's values: real rows are sorted to the front."""
     real_q, real_k = (ids >= 0 for ids in _sequences(mask, q.shape[1], k.shape[1]))
     order_q, order_k = (torch.argsort(~real.flatten(), stable=True) for real in (real_q, real_k))
     cu_q, cu_k = (torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int() for real in (real_q, real_k))
@@ -289,12 +297,12 @@ def _masked_in_a_graph(q, k, v, mask, masks, sinks):
         cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1], **masks,
     )  # fmt: skip
     out = _with_sinks(out, sinks)
-    # Rows that belong to no sequence come back from attention as zero.
+    # attention returns zero for rows that belong to no sequence.
     return torch.zeros_like(out).index_copy(0, order_q, out).view(*q.shape[:2], *out.shape[1:])
 
 
 def _with_sinks(result, sinks):
-    """A sink is one more logit of each head that takes weight and gives nothing."""
+    """A sink is an additional logit per head that takes weight but has no value."""
     if sinks is None:
         return result
     out, lse = result  # lse: [B, H, S], packed [H, total]
@@ -302,13 +310,13 @@ def _with_sinks(result, sinks):
     return (out * kept).to(out.dtype)
 
 
-# ---- What a model runs on ----
+# ---- Which layers run on Tessera ----
 
 
 def report(model, length=2048):
     """Prints a line for every attention layer and how many run on Tessera; returns that number.
 
-    The kernel named is the forward's for one sequence of `length` tokens.
+    The kernel shown is that of the forward for one sequence of `length` tokens.
     """
     layers = [
         (name, module)
@@ -350,10 +358,9 @@ def _kernel(heads, kv_heads, dim, length, dtype, device):
     q = torch.empty((1, 1, heads, dim), dtype=dtype, device=place).expand(1, length, heads, dim)
     k = torch.empty((1, 1, kv_heads, dim), dtype=dtype, device=place).expand(1, length, kv_heads, dim)
     try:
-        text = explain(q, k, k, causal=True, arch=None if device.type == "cuda" else "cpu")
+        answer = explain(q, k, k, causal=True, arch=None if device.type == "cuda" else "cpu", format="json")
     except Error as error:
         return f"refused: {error}"
-    for line in text.splitlines():
-        if line.startswith("chosen"):
-            return f"kernel {line.split()[1]}"
-    return "no kernel: " + "; ".join(line for line in text.splitlines() if line.startswith("refused"))
+    if answer["chosen"] is not None:
+        return f"kernel {answer['chosen']['kernel']}"
+    return "no kernel: " + "; ".join(f"{each['kernel']}: {each['reason']}" for each in answer["refused"])

@@ -1,16 +1,16 @@
-// The thread's last error, and the door every C function goes through.
+// The thread's last error, and the wrapper of every C function that can fail.
 #pragma once
 
 #include <new>
 #include <string>
 
-#include "ops/status.h"
+#include "base/status.h"
 
 namespace tessera::api {
 
 std::string& last_error();
 
-// Runs a body that returns Status; what it says, or what it throws, becomes the thread's last error and a status code.
+// Runs a body that returns Status. That status, or an exception, becomes the thread's last error and a status code.
 template <class Body>
 tessera_status guarded(Body&& body) noexcept {
   try {

@@ -1,7 +1,8 @@
-// Workers wait for jobs on a list. A job is a counter of tasks; whoever joins it, the caller included, draws tasks
-// until none is left. Joining takes a slot under the lock; the caller leaves only when every joiner has left, so a job
-// can live on its caller's stack. A worker that has just run out of work spins for some tens of microseconds before it
-// sleeps: an operation is two or three jobs in a row, and waking a sleeping thread costs as much as packing a head.
+// Workers wait for jobs on a list. A job is a counter of tasks; every thread that joins it, the caller included, takes
+// tasks until none is left. Joining takes a slot under the lock; the caller leaves only after every other thread has
+// left, so a job can live on its caller's stack. A worker that has just run out of work spins for some tens of
+// microseconds before it sleeps: an operation is two or three jobs in a row, and waking a sleeping thread costs as much
+// as packing a head.
 #include "cpu/thread_pool.h"
 
 #include <sched.h>
@@ -29,13 +30,13 @@ void pause() {
 #endif
 }
 
-// Wakes come with a place. Left alone, the scheduler may wake a worker on its caller's core and take milliseconds,
-// longer than a short call lasts, to notice that another one is idle. So a sleeper is barred from the caller's core
-// before it is woken, and allowed everywhere again once it runs; and whoever finds itself on a core in use by its job
-// moves on.
+// The cores that the threads of a job run on. By itself, the scheduler may wake a worker on its caller's core and take
+// milliseconds, longer than a short call lasts, to notice that another core is idle. So a sleeping worker is barred
+// from the caller's core before it is woken and allowed everywhere again once it runs, and a worker that starts on a
+// core that its job already uses moves to another one.
 class Cores {
  public:
-  // `allowed`: where this thread may run, by its own or its process's choice.
+  // `allowed`: the cores that this thread may run on by its affinity mask.
   void settle(const cpu_set_t& allowed) {
     const int here = sched_getcpu();
     if (here < 0 || here >= kMost || !take(here)) return;
@@ -51,7 +52,7 @@ class Cores {
     if (now >= 0 && now < kMost) take(now);
   }
 
-  // Takes the core; true where it was taken before.
+  // Marks the core as used; true if it was used already.
   bool take(int cpu) {
     const std::uint64_t bit = std::uint64_t{1} << (cpu % 64);
     return (words_[cpu / 64].fetch_or(bit, std::memory_order_relaxed) & bit) != 0;
@@ -65,7 +66,7 @@ class Cores {
 
 struct Worker {
   std::thread thread;
-  // All under the pool's lock.
+  // All are guarded by the pool's lock.
   pid_t id = 0;  // 0 until it runs
   cpu_set_t allowed;
   bool asleep = false;
@@ -78,9 +79,9 @@ struct Job {
   std::int64_t tasks;
   int slots;  // threads that may join, the caller included
   std::atomic<std::int64_t> next{0};
-  int joined = 1;              // slots handed out; under the pool's lock
-  std::atomic<int> active{1};  // joiners that have not left
-  Job* following = nullptr;    // under the pool's lock
+  int joined = 1;              // slots handed out; guarded by the pool's lock
+  std::atomic<int> active{1};  // threads that have joined and not left
+  Job* following = nullptr;    // guarded by the pool's lock
   Cores cores{};
 
   bool open() const { return joined < slots && next.load(std::memory_order_relaxed) < tasks; }
@@ -122,7 +123,7 @@ class Pool {
       while (*link != &job) link = &(*link)->following;
       *link = job.following;
     }
-    // Nobody can join any more. Those who did are within one task of leaving.
+    // No thread can join any more; those that did leave after their current task.
     int spins = 0;
     while (job.active.load(std::memory_order_acquire) != 1) {
       if (++spins < kSpins) {
@@ -156,12 +157,12 @@ class Pool {
         workers_.push_back(std::move(worker));
       }
     } catch (const std::system_error&) {
-      // Fewer threads than asked for: the caller and those that did start share the work.
+      // Fewer threads than requested: the caller and those that did start share the work.
     } catch (const std::bad_alloc&) {
     }
   }
 
-  // Each costs a system call: beyond a few workers, those that collide sort themselves out.
+  // Each costs a system call: beyond a few workers, those that collide move by themselves.
   void bar_sleepers(int cpu, int wanted) {
     constexpr int kMostBarred = 8;
     int left = std::min(wanted, kMostBarred);
@@ -223,8 +224,9 @@ class Pool {
   bool stopping_ = false;
 };
 
-// The process's pool. Pools are never freed: after fork() the parent's may be locked by a thread that the child does
-// not have, and at exit a caller on another thread may still be in one. Its threads are joined when the library goes.
+// The pool of the process. Pools are never freed: after fork(), the parent's may be locked by a thread that the child
+// does not have, and at exit a caller on another thread may still use one. Its threads are joined when the library is
+// unloaded.
 struct PoolHolder {
   std::atomic<Pool*> pool{nullptr};
 

@@ -1,4 +1,4 @@
-// The threads of the CPU backend: one pool a process, started when first needed.
+// The threads of the CPU backend: one pool per process, started when it is first needed.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace tessera::cpu {
 using TaskFunction = void (*)(void* context, std::int64_t task, int slot);
 
 // Calls function(context, task, slot) once for every task in [0, tasks), on up to `threads` threads, and returns when
-// all are done. slot is in [0, threads) and never shared by two calls at a time, so it may index scratch. Tasks are
-// handed out in order. The caller works too, so a call makes progress even where no worker is free or none can be
-// started: callers may be concurrent or nested, and a child process after fork() starts a pool of its own.
+// all are done. slot is in [0, threads), and no two concurrent calls share one, so it may index scratch memory. Tasks
+// are handed out in order. The caller works too, so a call makes progress even if no worker is free or none can be
+// started: callers may be concurrent or nested, and a child process after fork() starts its own pool.
 void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* context);
 
 template <class F>

@@ -4,20 +4,20 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "contract/arch.h"
-#include "ops/format.h"
+#include "base/format.h"
+#include "tile/arch.h"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr const char* kSpecific = "sm_90a";
 
-// Compute capability times ten, without what is its own; kOwn: each device's own.
+// Compute capability times ten, without architecture-specific features; kOwn: each device's own architecture.
 constexpr int kOwn = -1;
 constexpr int kNotSet = 0;
 std::atomic<int> chosen{kNotSet};
 
-// 0: no such architecture.
+// 0: the architecture is not known.
 int compute_of(const std::string& arch) {
   for (const ArchLimits& limits : kArchLimits) {
     if (arch == format("sm_{}", limits.arch)) return limits.arch;

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "ops/format.h"
+#include "base/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -28,11 +28,11 @@ struct Registry {
   std::mutex mutex;
   bool listed = false;
   std::vector<DeviceInfo> devices;
-  // Read without the lock: every launch asks. More devices than this are asked for each time.
+  // Read without the lock, since every launch needs it. Devices beyond these are looked up each time.
   std::array<std::atomic<CUcontext>, 64> contexts = {};
 };
 
-// Never destroyed: the driver may be gone before static destructors run.
+// Never destroyed: the driver may be unloaded before static destructors run.
 Registry& registry() {
   static Registry* instance = new Registry;
   return *instance;
@@ -47,7 +47,7 @@ Result<std::vector<DeviceInfo>> ask() {
   if (Status s = status_of(d, d.device_count(&count), "cuDeviceGetCount"); !s.ok()) {
     return Status(TESSERA_NO_DEVICE, s.message());
   }
-  if (count == 0) return Status(TESSERA_NO_DEVICE, "the CUDA driver is there and finds no GPU");
+  if (count == 0) return Status(TESSERA_NO_DEVICE, "the CUDA driver finds no GPU");
   std::vector<DeviceInfo> list;
   for (int index = 0; index < count; ++index) {
     CUdevice handle = 0;
@@ -99,13 +99,13 @@ Result<DeviceInfo> device(int index) {
   const auto list = devices();
   if (!list.ok()) return list.status();
   if (index < 0 || index >= static_cast<int>(list->size())) {
-    return Status(TESSERA_NO_DEVICE, format("device {} is not there: this machine has {}", index, list->size()));
+    return Status(TESSERA_NO_DEVICE, format("there is no device {}; this machine has {}", index, list->size()));
   }
   return (*list)[static_cast<std::size_t>(index)];
 }
 
 std::string arch_of(const DeviceInfo& device) {
-  // wgmma and setmaxnreg are in sm_90a alone.
+  // Only sm_90a has wgmma and setmaxnreg.
   return format("sm_{}{}{}", device.major, device.minor, device.major == 9 && device.minor == 0 ? "a" : "");
 }
 
@@ -117,7 +117,7 @@ Result<CUcontext> primary_context(int index) {
   }
   const auto info = device(index);
   if (!info.ok()) return info.status();
-  const Driver& d = **driver();  // it is there: the device is
+  const Driver& d = **driver();  // the device exists, so the driver does
   const std::lock_guard lock(r.mutex);
   if (kept) {
     if (const CUcontext known = r.contexts[index].load(std::memory_order_relaxed); known != nullptr) return known;

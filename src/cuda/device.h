@@ -1,4 +1,4 @@
-// The GPUs of this machine, and their primary contexts: those that the CUDA runtime and PyTorch use too.
+// The GPUs of this machine and their primary contexts, which the CUDA runtime and PyTorch use too.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +22,23 @@ struct DeviceInfo {
   int shared_memory_per_multiprocessor = 0;  // bytes
   std::int64_t memory_bytes = 0;
   std::int64_t l2_bytes = 0;
-  int clock_khz = 0;         // the highest; 0: not told
+  int clock_khz = 0;         // the highest; 0: not reported
   int memory_clock_khz = 0;  // likewise
   int memory_bus_bits = 0;
-  int driver_version = 0;  // 13000: CUDA 13.0, the newest that the driver supports
+  int driver_version = 0;  // 13000 for CUDA 13.0, the newest that the driver supports
 };
 
-// Asked of the driver once. TESSERA_NO_DEVICE and the reason where there is no driver or no GPU.
+// Queried from the driver once. TESSERA_NO_DEVICE and the reason if there is no driver or no GPU.
 Result<std::vector<DeviceInfo>> devices();
 Result<DeviceInfo> device(int index);
 
-// What kernels are compiled for: "sm_90a" for compute capability 9.0, "sm_86" for 8.6.
+// The architecture that kernels are compiled for: "sm_90a" for compute capability 9.0, "sm_86" for 8.6.
 std::string arch_of(const DeviceInfo& device);
 
 // The primary context, retained for the life of the process.
 Result<CUcontext> primary_context(int device);
 
-// Makes the device's primary context current on this thread; the former one is back when it goes.
+// Makes the device's primary context current on this thread; the destructor restores the previous one.
 class ContextScope {
  public:
   static Result<ContextScope> enter(int device);
@@ -48,7 +48,7 @@ class ContextScope {
 
  private:
   explicit ContextScope(const Driver* driver) : driver_(driver) {}
-  const Driver* driver_;  // null: nothing to take back
+  const Driver* driver_;  // null: nothing to restore
 };
 
 }  // namespace tessera::cuda

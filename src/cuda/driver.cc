@@ -6,13 +6,13 @@
 #include <mutex>
 #include <vector>
 
-#include "ops/format.h"
+#include "base/format.h"
+#include "jit/nvrtc.h"
 
 namespace tessera::cuda {
 namespace {
 
-// The macros of cuda.h that give the newest variant of a function its plain name are not here: names are the versioned
-// ones that the library exports.
+// The names are the versioned ones that the library exports; in cuda.h, macros map the plain names to them.
 std::vector<std::string> resolve(void* library, Driver& d) {
   std::vector<std::string> missing;
   const auto find = [&](const char* name, auto& function) {
@@ -41,6 +41,8 @@ std::vector<std::string> resolve(void* library, Driver& d) {
   find("cuMemGetInfo_v2", d.memory_info);
   find("cuMemAlloc_v2", d.allocate);
   find("cuMemFree_v2", d.free);
+  find("cuMemAllocAsync", d.allocate_on_stream);
+  find("cuMemFreeAsync", d.free_on_stream);
   find("cuMemcpyHtoDAsync_v2", d.copy_to_device);
   find("cuMemcpyDtoHAsync_v2", d.copy_to_host);
   find("cuMemcpyDtoDAsync_v2", d.copy_on_device);
@@ -65,11 +67,22 @@ std::vector<std::string> resolve(void* library, Driver& d) {
   return missing;
 }
 
+// If the driver refused an image and the NVRTC that compiled it does not fit the driver: a line that says so.
+std::string refused_image(CUresult result) {
+  // CUresult of cuda.h.
+  constexpr CUresult kInvalidImage = 200, kNoBinaryForGpu = 209, kInvalidPtx = 218, kUnsupportedPtxVersion = 222,
+                     kInvalidSource = 300;
+  const bool ptx = result == kInvalidPtx || result == kUnsupportedPtxVersion;
+  if (!ptx && result != kInvalidImage && result != kNoBinaryForGpu && result != kInvalidSource) return "";
+  const auto nvrtc = jit::nvrtc_info(ptx);
+  return nvrtc.ok() && !nvrtc->fits ? "\n" + nvrtc->note : "";
+}
+
 }  // namespace
 
 Result<const Driver*> driver() {
   static std::mutex mutex;
-  static std::atomic<const Driver*> loaded{nullptr};  // never closed: kernels may run until the process ends
+  static std::atomic<const Driver*> loaded{nullptr};  // never closed: kernels may run until the process exits
   if (const Driver* known = loaded.load(std::memory_order_acquire); known != nullptr) return known;
   const std::lock_guard lock(mutex);
   if (const Driver* known = loaded.load(std::memory_order_relaxed); known != nullptr) return known;
@@ -102,8 +115,8 @@ Status status_of(const Driver& driver, CUresult result, const std::string& what)
   driver.error_name(result, &name);
   driver.error_string(result, &text);
   return Status(result == kCudaOutOfMemory ? TESSERA_OUT_OF_MEMORY : TESSERA_CUDA_FAILED,
-                format("{}: {} ({})", what, name != nullptr ? name : format("CUDA error {}", result),
-                       text != nullptr ? text : "no description"));
+                format("{}: {} ({}){}", what, name != nullptr ? name : format("CUDA error {}", result),
+                       text != nullptr ? text : "no description", refused_image(result)));
 }
 
 }  // namespace tessera::cuda

@@ -1,12 +1,12 @@
-// The CUDA driver, opened with dlopen the first time it is needed: the part of cuda.h that is used, declared here,
-// since no CUDA header is there at build time.
+// The CUDA driver, opened with dlopen the first time it is needed. The part of cuda.h that is used is declared here,
+// since the build needs no CUDA headers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
-#include "ops/status.h"
+#include "base/status.h"
 
 namespace tessera::cuda {
 
@@ -24,13 +24,13 @@ using CUgraphExec = struct CUgraphExecTag*;
 constexpr CUresult kCudaSuccess = 0;
 constexpr CUresult kCudaOutOfMemory = 2;
 
-// CUlaunchAttribute of cuda.h, of which one is used.
+// CUlaunchAttribute of cuda.h; one attribute is used.
 struct alignas(8) LaunchAttribute {
-  static constexpr int kStartsEarly = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+  static constexpr int kProgrammaticStreamSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
   int id;
   int unused;
   union {
-    int starts_early;
+    int pdl;
     char bytes[64];
   };
 };
@@ -69,6 +69,8 @@ struct Driver {
   CUresult (*memory_info)(std::size_t*, std::size_t*);
   CUresult (*allocate)(CUdeviceptr*, std::size_t);
   CUresult (*free)(CUdeviceptr);
+  CUresult (*allocate_on_stream)(CUdeviceptr*, std::size_t, CUstream);
+  CUresult (*free_on_stream)(CUdeviceptr, CUstream);
   CUresult (*copy_to_device)(CUdeviceptr, const void*, std::size_t, CUstream);
   CUresult (*copy_to_host)(void*, CUdeviceptr, std::size_t, CUstream);
   CUresult (*copy_on_device)(CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
@@ -95,10 +97,11 @@ struct Driver {
                                 const std::uint32_t*, const std::uint32_t*, int, int, int, int);
 };
 
-// The driver, opened and initialised; or TESSERA_NO_DEVICE and the reason. A failure is asked again at each call.
+// The driver, opened and initialised; or TESSERA_NO_DEVICE and the reason. After a failure, the next call tries again.
 Result<const Driver*> driver();
 
-// OK for kCudaSuccess; else what failed, with the driver's name and sentence for it.
+// OK for kCudaSuccess; else what failed, with the driver's name and description of the error. If an image was refused
+// and NVRTC is newer than the driver, the message says so.
 Status status_of(const Driver& driver, CUresult result, const std::string& what);
 
 }  // namespace tessera::cuda

@@ -8,8 +8,8 @@
 #include <new>
 #include <tuple>
 
+#include "base/format.h"
 #include "cuda/code_arch.h"
-#include "ops/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -19,7 +19,7 @@ enum FunctionAttribute { kSharedSize = 1, kLocalSize = 3, kRegisters = 4, kMaxDy
 enum JitOption { kErrorLogBuffer = 5, kErrorLogBufferSize = 6 };
 
 constexpr int kOldestArch = 75;
-constexpr int kOldestDriverToStartEarly = 12030;  // older ones cannot capture such a launch into a graph
+constexpr int kOldestDriverForPdl = 12030;  // older drivers cannot capture such a launch into a graph
 
 using LoadedKey = std::tuple<int, std::string, int, std::string, bool>;  // device, program, dynamic smem, arch, ptx
 
@@ -28,7 +28,7 @@ struct Loaded {
   std::map<LoadedKey, std::unique_ptr<const Kernel>> kernels;
 };
 
-// Never destroyed, and its modules never unloaded: the driver may be gone before static destructors run.
+// Never destroyed, and its modules never unloaded: the driver may be unloaded before static destructors run.
 Loaded& loaded_kernels() {
   static Loaded* instance = new Loaded;
   return *instance;
@@ -38,11 +38,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// ptx/grid.cuh: code for sm_90 and newer waits for what is before it. target: "sm_90a", or "compute_90" for PTX.
-bool can_start_early(const Driver& d, const std::string& target) {
+// Code for sm_90 and newer waits for the preceding grids itself (ptx/griddepcontrol.cuh). target: "sm_90a", or "compute_90" for
+// PTX.
+bool supports_pdl(const Driver& d, const std::string& target) {
   int version = 0;
   return std::atoi(target.c_str() + target.find('_') + 1) >= 90 && d.driver_version(&version) == kCudaSuccess &&
-         version >= kOldestDriverToStartEarly;
+         version >= kOldestDriverForPdl;
 }
 
 Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, const jit::KernelInstance& instance,
@@ -60,7 +61,8 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
   auto kernel = std::make_unique<Kernel>();
   kernel->instance = instance;
   kernel->device = device;
-  Status s = status_of(d, d.module_function(&kernel->function, module, jit::kEntryPoint), "finding " + instance.name);
+  Status s = status_of(d, d.module_function(&kernel->function, module, jit::entry_point(instance).c_str()),
+                       "finding " + instance.name);
   if (s.ok() && instance.dynamic_smem_bytes > 0) {
     s = status_of(d, d.function_set_attribute(kernel->function, kMaxDynamicSharedSize, instance.dynamic_smem_bytes),
                   format("giving {} {} bytes of dynamic shared memory", instance.name, instance.dynamic_smem_bytes));
@@ -69,7 +71,7 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
     d.module_unload(module);
     return s;
   }
-  kernel->starts_early = instance.starts_early && can_start_early(d, image.target);
+  kernel->pdl = instance.pdl && supports_pdl(d, image.target);
   d.function_attribute(&kernel->registers, kRegisters, kernel->function);
   d.function_attribute(&kernel->local_bytes, kLocalSize, kernel->function);
   d.function_attribute(&kernel->static_smem_bytes, kSharedSize, kernel->function);
@@ -96,8 +98,8 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
   if (!found.ok()) return found.status();
   const double image_seconds = seconds_since(start);
 
-  // Not under the lock: the driver may have to compile PTX. A thread that was faster wins; this one's module stays
-  // loaded, unused.
+  // Without the lock, since the driver may have to compile PTX. If another thread was faster, its kernel is used, and
+  // this thread's module stays loaded, unused.
   auto module = load_module(**driver(), device_index, instance, *found->image);
   if (!module.ok()) return module.status();
   auto kernel = std::make_unique<Kernel>(**module);
@@ -137,7 +139,7 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
   const auto scope = ContextScope::enter(kernel.device);
   if (!scope.ok()) return scope.status();
   const Driver& d = **driver();
-  LaunchAttribute early = {.id = LaunchAttribute::kStartsEarly, .unused = 0, .starts_early = 1};
+  LaunchAttribute early = {.id = LaunchAttribute::kProgrammaticStreamSerialization, .unused = 0, .pdl = 1};
   const LaunchConfig config = {grid.x,
                                grid.y,
                                grid.z,
@@ -146,8 +148,8 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
                                1,
                                static_cast<unsigned>(kernel.instance.dynamic_smem_bytes),
                                stream,
-                               kernel.starts_early ? &early : nullptr,
-                               kernel.starts_early ? 1U : 0U};
+                               kernel.pdl ? &early : nullptr,
+                               kernel.pdl ? 1U : 0U};
   void* arguments[] = {const_cast<void*>(params)};
   const CUresult result = d.launch(&config, kernel.function, arguments, nullptr);
   if (result == kCudaSuccess) return {};

@@ -1,4 +1,5 @@
-// A kernel instance on a device: compiled or found (src/jit), loaded once, launched with its Params by value.
+// A kernel instance on a device: compiled or taken from the cache (src/jit), loaded once, launched with its Params by
+// value.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +16,23 @@ struct Kernel {
   jit::KernelInstance instance;
   int device = 0;
   int multiprocessors = 0;  // of the device
-  bool starts_early = false;
+  bool pdl = false;
   CUfunction function = nullptr;
   int registers = 0;
   int local_bytes = 0;
   int static_smem_bytes = 0;
   jit::Origin origin = jit::Origin::kCompiled;  // of the image, when it was loaded
-  double image_seconds = 0;                     // to compile it or to find it
+  double image_seconds = 0;                     // to compile it or to find it in the cache
   double load_seconds = 0;                      // to load it into the driver
 };
 
-// Loads once for each device, instance and target; any thread. The pointer lives as long as the process.
+// Loads once per device, instance and target; may be called from any thread. The pointer is valid until the process
+// exits.
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance, const jit::Target& target);
-// For the architecture whose code the device runs: its own, unless code_arch.h says otherwise.
+// For the architecture whose code the device runs: its own, unless another was chosen (code_arch.h).
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance);
 
-// Every instance that this process has loaded, and for which architecture.
+// Every instance that this process has loaded, with its target.
 std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances();
 
 struct Grid {
@@ -39,13 +41,13 @@ struct Grid {
   unsigned z = 1;
 };
 
-// params: a copy is taken before it returns.
+// params is copied before the call returns.
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream);
 
-// Sets 4-byte words of device memory to 0, on the stream. bytes: a multiple of 4.
+// Sets device memory to 0, on the stream. bytes: a multiple of 4.
 Status zero(int device, void* data, std::int64_t bytes, CUstream stream);
 
-// What an op asks of a kernel, before any device is involved. An empty grid (x = 0): nothing is to be done.
+// What an op asks of a kernel, before any device is involved. An empty grid (x = 0) means that there is nothing to do.
 template <class Params>
 struct Work {
   static_assert(std::is_trivially_copyable_v<Params>);
@@ -59,7 +61,7 @@ Status launch(const Kernel& kernel, const Work<Params>& work, CUstream stream) {
   return launch(kernel, work.grid, &work.params, stream);
 }
 
-// The same with the kernel to load for it.
+// The same, with the kernel to load.
 template <class Params>
 struct KernelLaunch : Work<Params> {
   jit::KernelInstance instance;

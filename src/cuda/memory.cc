@@ -1,6 +1,6 @@
 #include "cuda/memory.h"
 
-#include "ops/format.h"
+#include "base/format.h"
 
 namespace tessera::cuda {
 namespace {
@@ -28,7 +28,7 @@ Result<DeviceBuffer> DeviceBuffer::make(int device, std::size_t bytes) {
   DeviceBuffer buffer;
   buffer.device_ = device;
   buffer.bytes_ = bytes;
-  // The driver refuses to allocate nothing; an empty tensor still wants an address.
+  // The driver refuses to allocate 0 bytes, but an empty tensor still needs an address.
   const Status s = with_context(device, format("allocating {} bytes on device {}", bytes, device),
                                 [&](const Driver& d) { return d.allocate(&buffer.address_, bytes > 0 ? bytes : 1); });
   if (!s.ok()) return s;
@@ -72,8 +72,22 @@ Status DeviceBuffer::enqueue_fill(unsigned char value, CUstream stream) {
                       [&](const Driver& d) { return d.set_bytes(address_, value, bytes_, stream); });
 }
 
+Result<StreamBuffer> StreamBuffer::make(int device, std::size_t bytes, CUstream stream) {
+  CUdeviceptr address = 0;
+  const Status s = with_context(device, format("allocating {} bytes of workspace on device {}", bytes, device),
+                                [&](const Driver& d) { return d.allocate_on_stream(&address, bytes, stream); });
+  if (!s.ok()) return s;
+  return StreamBuffer(device, stream, address);
+}
+
+Status StreamBuffer::release() {
+  const CUdeviceptr address = std::exchange(address_, 0);
+  if (address == 0) return {};
+  return with_context(device_, "cuMemFreeAsync", [&](const Driver& d) { return d.free_on_stream(address, stream_); });
+}
+
 Result<Stream> Stream::make(int device) {
-  constexpr unsigned kNonBlocking = 1;  // does not wait for the default stream
+  constexpr unsigned kNonBlocking = 1;  // does not synchronise with the default stream
   CUstream stream = nullptr;
   const Status s =
       with_context(device, "cuStreamCreate", [&](const Driver& d) { return d.stream_create(&stream, kNonBlocking); });
@@ -137,7 +151,7 @@ Result<double> time_on_stream(const Stream& stream, int calls, const std::functi
 }
 
 Result<Graph> Graph::capture(const Stream& stream, const std::function<Status(CUstream)>& enqueue) {
-  constexpr int kThreadLocal = 1;  // other threads may do as they like meanwhile
+  constexpr int kThreadLocal = 1;  // other threads may make any call meanwhile
   Graph made(stream.device());
   Status s = with_context(made.device_, "cuStreamBeginCapture",
                           [&](const Driver& d) { return d.capture_begin(stream.get(), kThreadLocal); });

@@ -1,4 +1,4 @@
-// Device memory, streams and events for those who own them: verify, bench and tests. The ops own none.
+// Device memory, streams and events for code that owns them: one-shot calls, verify, bench and tests. Recipes own none.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +28,13 @@ class DeviceBuffer {
   std::size_t bytes() const { return bytes_; }
   int device() const { return device_; }
 
-  // On the device's default stream, and done when they return; offsets and sizes in bytes.
+  // On the device's default stream; they return when the work is done. Offsets and sizes are in bytes.
   Status upload(const void* from, std::size_t bytes, std::size_t offset = 0);
   Status download(void* to, std::size_t bytes, std::size_t offset = 0) const;
   Status fill_bytes(unsigned char value);
   Status fill_words16(unsigned short value);
   Status fill_words32(unsigned value);
-  // On the stream, behind what is there; does not wait.
+  // Enqueued on the stream; does not wait.
   Status enqueue_fill(unsigned char value, CUstream stream);
 
  private:
@@ -46,6 +46,27 @@ class DeviceBuffer {
   int device_ = 0;
   CUdeviceptr address_ = 0;
   std::size_t bytes_ = 0;
+};
+
+// Scratch memory in the order of a stream: usable by what is enqueued from here to its release. Works in a capture.
+class StreamBuffer {
+ public:
+  static Result<StreamBuffer> make(int device, std::size_t bytes, CUstream stream);
+  StreamBuffer(StreamBuffer&& other) noexcept
+      : device_(other.device_), stream_(other.stream_), address_(std::exchange(other.address_, 0)) {}
+  StreamBuffer& operator=(StreamBuffer&&) = delete;
+  ~StreamBuffer() { static_cast<void>(release()); }
+
+  void* data() const { return reinterpret_cast<void*>(address_); }
+  // Behind what is on the stream by now. The second time does nothing.
+  Status release();
+
+ private:
+  StreamBuffer(int device, CUstream stream, CUdeviceptr address)
+      : device_(device), stream_(stream), address_(address) {}
+  int device_;
+  CUstream stream_;
+  CUdeviceptr address_;
 };
 
 class Stream {
@@ -74,7 +95,7 @@ class Event {
 
   Status record(CUstream stream) const;
   Status synchronize() const;
-  // Seconds from `start` to this event; both have happened.
+  // Seconds from `start` to this event; both must have completed.
   Result<double> seconds_since(const Event& start) const;
 
  private:
@@ -83,13 +104,13 @@ class Event {
   CUevent event_;
 };
 
-// Seconds per call of `enqueue`, by events around `calls` of them on the stream, after one that is not counted.
+// Seconds per call of `enqueue`, measured by events around `calls` calls on the stream, after one warm-up call.
 Result<double> time_on_stream(const Stream& stream, int calls, const std::function<Status(CUstream)>& enqueue);
 
-// Work captured from a stream, to be launched again and again.
+// Work captured from a stream, to be launched repeatedly.
 class Graph {
  public:
-  // enqueue may not wait for the device or allocate.
+  // enqueue must neither wait for the device nor allocate.
   static Result<Graph> capture(const Stream& stream, const std::function<Status(CUstream)>& enqueue);
   Graph(Graph&& other) noexcept
       : device_(other.device_),
@@ -106,7 +127,7 @@ class Graph {
   CUgraphExec exec_ = nullptr;
 };
 
-// Bytes of the device's memory that are free now.
+// The device memory that is free now, in bytes.
 Result<std::size_t> free_memory(int device);
 
 }  // namespace tessera::cuda

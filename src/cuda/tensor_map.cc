@@ -1,14 +1,15 @@
 #include "cuda/tensor_map.h"
 
+#include "base/format.h"
 #include "cuda/driver.h"
-#include "ops/format.h"
 
 namespace tessera::cuda {
 
 namespace {
 
 Result<TensorMap> encode_by_driver(const TensorBox& box) {
-  // Enumerators of cuda.h: 16-bit integers (bits are only moved), no interleaving, 256 bytes at a time into L2, zeros.
+  // Enumerators of cuda.h: 16-bit integers (the bits are only moved), no interleaving, L2 promotion to 256 bytes, and
+  // zeros for what is out of bounds.
   constexpr int kUint16 = 1;
   constexpr int kInterleaveNone = 0;
   constexpr int kL2Promotion256 = 3;
@@ -17,7 +18,7 @@ Result<TensorMap> encode_by_driver(const TensorBox& box) {
   const auto d = driver();
   if (!d.ok()) return d.status();
   if ((*d)->tensor_map_encode == nullptr) {
-    return Status(TESSERA_UNSUPPORTED, "the CUDA driver knows no tensor maps; 12.0 or newer is needed");
+    return Status(TESSERA_UNSUPPORTED, "the CUDA driver does not support tensor maps; 12.0 or newer is needed");
   }
   TensorMap map = {};
   const std::uint32_t extents[4] = {box.columns, box.rows, box.layers, 1};
@@ -37,7 +38,7 @@ struct Remembered {
   TensorMap map;
 };
 
-// Of the fields that differ between the tensors of a program; rows and columns keep a tensor's own boxes apart.
+// A hash of the fields that differ between the tensors of a program; rows and columns distinguish a tensor's own boxes.
 std::size_t place_of(const TensorBox& box, std::size_t places) {
   constexpr std::uint64_t kMix = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio
   std::uint64_t hash = box.address / 16 * kMix;
@@ -48,7 +49,7 @@ std::size_t place_of(const TensorBox& box, std::size_t places) {
 }  // namespace
 
 Result<TensorMap> encode(const TensorBox& box) {
-  // As many as a few layers' worth of tensors; one more in a place only costs the driver's work again.
+  // Enough for the tensors of a few layers; a collision only costs encoding the map again.
   thread_local std::array<Remembered, 128> memory = {};
   Remembered& place = memory[place_of(box, memory.size())];
   if (place.box == box) return place.map;

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <optional>
 
-#include "ops/format.h"
+#include "base/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -42,7 +42,7 @@ std::string reason(const char* what, const std::string& where) {
   return format("{} {}: {}", what, where, std::strerror(error));
 }
 
-// All folders of the path, 0700 where new.
+// Creates all missing folders of the path, with mode 0700.
 void make_folders(const std::string& path) {
   for (std::size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
     mkdir(path.substr(0, slash).c_str(), 0700);
@@ -50,7 +50,7 @@ void make_folders(const std::string& path) {
   mkdir(path.c_str(), 0700);
 }
 
-// The folder, opened so that what is checked is what is used.
+// Opens the folder, so that the folder that is checked is the one that is used.
 Result<Descriptor> open_folder(const std::string& path, bool create) {
   if (path.empty()) {
     return Status(TESSERA_UNSUPPORTED, "none of TESSERA_CACHE_DIR, XDG_CACHE_HOME and HOME is set");
@@ -199,13 +199,13 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-// Writes and fsyncs a file of a name that no other writer uses; the name, or why not. Nothing is left after a failure.
+// Writes and fsyncs a file under a name that no other writer uses and returns the name. Leaves nothing after a failure.
 Result<std::string> write_temporary(int folder, const std::string& directory, std::string_view bytes) {
   static std::atomic<unsigned> counter{0};
   for (int attempt = 0; attempt < 100; ++attempt) {
     const std::string name = format("{}{}-{}", kTemporary, getpid(), counter.fetch_add(1));
     const Descriptor file(openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
-    // The name may be one that a killed process of the same number left.
+    // A killed process with the same ID may have left a file of this name.
     if (!file.ok() && errno == EEXIST) continue;
     if (!file.ok()) return Status(TESSERA_UNSUPPORTED, reason("cannot write to the cache folder", directory));
     if (write_all(file.get(), bytes) && fsync(file.get()) == 0) return name;
@@ -228,7 +228,7 @@ std::optional<Key> key_of_file(std::string_view name) {
              std::strtoull(digits.substr(16).c_str(), nullptr, 16)};
 }
 
-// Names in the folder that are ours: entries and temporaries.
+// The names of our own files in the folder: entries and temporary files.
 std::vector<std::string> our_files(int folder) {
   std::vector<std::string> names;
   const int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -304,7 +304,7 @@ CacheState DiskCache::state() const {
     return state;
   }
   state.readable = true;
-  // About as large as an entry.
+  // Of about the size of an entry.
   const auto probe = write_temporary(folder->get(), directory_, std::string(64 << 10, '\0'));
   if (probe.ok()) {
     state.writable = true;

@@ -9,9 +9,9 @@
 #include <new>
 #include <thread>
 
-#include "contract/arch.h"
+#include "base/format.h"
 #include "jit/nvrtc.h"
-#include "ops/format.h"
+#include "tile/arch.h"
 
 namespace tessera::jit {
 namespace {
@@ -49,7 +49,7 @@ std::string refusal(const Resources& r, int dynamic_smem_bytes, const std::strin
   const ArchLimits limits = limits_of(arch_number(arch));
   if (limits.arch == 0) return format("the limits of {} are not known", arch);
   std::vector<std::string> reasons;
-  if (r.registers < 0 || r.spill_store_bytes < 0) reasons.emplace_back("ptxas gave no report");
+  if (r.registers < 0 || r.spill_store_bytes < 0) reasons.emplace_back("ptxas printed no report");
   if (r.spill_store_bytes > 0 || r.spill_load_bytes > 0) {
     reasons.push_back(format("spills {} bytes out and {} in", r.spill_store_bytes, r.spill_load_bytes));
   }
@@ -77,7 +77,7 @@ Result<GateReport> run_gate(const std::vector<CompileRequest>& requests, const G
       try {
         report.rows[i] = judge(requests[i], options.use_cache);
       } catch (const std::bad_alloc&) {
-        report.rows[i].failure = "out of memory";  // fits a string's own buffer
+        report.rows[i].failure = "out of memory";  // short enough to need no allocation
       }
       const std::lock_guard lock(progress_mutex);
       ++done;
@@ -89,7 +89,7 @@ Result<GateReport> run_gate(const std::vector<CompileRequest>& requests, const G
     try {
       helpers.emplace_back(work);
     } catch (const std::exception&) {
-      break;  // out of threads or of memory: fewer threads do the same work
+      break;  // out of threads or memory: fewer threads do the same work
     }
   }
   work();

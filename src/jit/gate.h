@@ -1,5 +1,5 @@
-// The compile gate: kernels compiled for GPUs that need not be there, and ptxas's report held against the rules: no
-// spill, no more shared memory than the architecture gives a block, no serialised wgmma.
+// The compile gate compiles kernels for GPUs that need not be present and checks ptxas's report: no spills, no more
+// shared memory than the architecture gives a CTA, no serialised wgmma.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ struct GateRow {
   std::string arch;
   Resources resources;
   int dynamic_smem_bytes = 0;
-  double seconds = 0;  // of the compiler; 0 where the image came from the cache
+  double seconds = 0;  // of the compiler; 0 if the image came from the cache
   Origin origin = Origin::kCompiled;
   std::string failure;  // empty: passed
 
@@ -25,7 +25,7 @@ struct GateRow {
 
 struct GateReport {
   std::vector<GateRow> rows;  // in the order of the requests
-  double seconds = 0;         // from start to end
+  double seconds = 0;         // wall clock, of the whole run
 
   int failures() const;
 };
@@ -33,14 +33,14 @@ struct GateReport {
 struct GateOptions {
   int threads = 1;
   bool use_cache = true;
-  // Called after each row by the thread that made it, one at a time.
+  // Called after each row, by the thread that made it; calls do not overlap.
   std::function<void(const GateRow& row, int done, int total)> progress = {};
 };
 
-// A report always comes where NVRTC is there; rows carry their own failures.
+// Fails only if there is no NVRTC or no memory; each row carries its own failure.
 Result<GateReport> run_gate(const std::vector<CompileRequest>& requests, const GateOptions& options);
 
-// Why an image with this report may not be used on this architecture; empty: it may.
+// Why an image with this report must not be used on this architecture; empty if it may be used.
 std::string refusal(const Resources& resources, int dynamic_smem_bytes, const std::string& arch);
 
 }  // namespace tessera::jit

@@ -1,4 +1,4 @@
-// XXH3-128, in one place: its header is slow to compile.
+// XXH3-128, included in one file only: its header is slow to compile.
 #pragma once
 
 #include <cstdint>

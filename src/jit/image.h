@@ -1,11 +1,11 @@
-// A compiled kernel and what ptxas said of it.
+// A compiled kernel and what ptxas reported about it.
 #pragma once
 
 #include <string>
 
 namespace tessera::jit {
 
-// All -1 in an image of PTX, which ptxas has not seen yet.
+// All are -1 if the image is PTX, which ptxas has not seen yet.
 struct Resources {
   int registers = -1;
   int stack_bytes = -1;
@@ -21,7 +21,7 @@ struct Image {
   std::string kernel;  // the instance's name
   std::string target;  // "sm_90a", or "compute_75" for PTX
   std::string bytes;   // cubin, or PTX with its terminating zero
-  std::string log;     // the compiler's
+  std::string log;     // of the compiler
   bool is_ptx = false;
   Resources resources;
   double compile_seconds = 0;

@@ -6,13 +6,13 @@
 #include <mutex>
 #include <new>
 
+#include "base/format.h"
 #include "jit/nvrtc.h"
-#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
 
-// Fields of the key, each with its length before it, so that no two lists of fields give one text.
+// The fields of the key, each preceded by its length, so that different lists of fields give different texts.
 class KeyText {
  public:
   void add(const std::string& field) { text_ += format("{}:{};", field.size(), field); }
@@ -32,7 +32,7 @@ std::vector<std::string> all_options(const CompileRequest& request) {
   return options;
 }
 
-// The number that stands right before `unit` in the line; -1: there is none.
+// The number right before `unit` in the line; -1: there is none.
 int number_before(const std::string& line, const std::string& unit) {
   const std::size_t end = line.find(unit);
   if (end == std::string::npos || end == 0) return -1;
@@ -42,7 +42,7 @@ int number_before(const std::string& line, const std::string& unit) {
 }
 
 struct Slot {
-  std::mutex mutex;  // held while the image is made
+  std::mutex mutex;  // held while the image is loaded or compiled
   std::shared_ptr<const Image> image;
 };
 
@@ -51,7 +51,7 @@ struct MemoryCache {
   std::map<Key, std::shared_ptr<Slot>> slots;
 };
 
-// Never destroyed: a thread may still ask while the process ends.
+// Never destroyed: a thread may still use it while the process exits.
 MemoryCache& memory_cache() {
   static MemoryCache* cache = new MemoryCache;
   return *cache;
@@ -66,22 +66,22 @@ std::string program_text(const KernelInstance& instance) {
       "#include \"{}\"\nusing namespace tessera;\n"
       "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {} params) {{ {}<{}>(params); "
       "}}\n",
-      instance.header, bounds, kEntryPoint, instance.params, instance.entry, instance.config);
+      instance.header, bounds, entry_point(instance), instance.params, instance.entry, instance.config);
 }
 
 std::vector<std::string> compile_options(const Target& target) {
-  // --no-cache: a hit in NVRTC's own cache would print no report.
+  // --no-cache: after a hit in NVRTC's own cache, ptxas would print no report.
   return {"--gpu-architecture=" + target_name(target), "--std=c++20", "--device-as-default-execution-space",
           "--ptxas-options=-v", "--no-cache"};
 }
 
 Result<Key> key_of(const CompileRequest& request) {
   if (const Status& s = kernel_sources().status; !s.ok()) return s;
-  const auto compiler = nvrtc_info();
+  const auto compiler = nvrtc_info(request.target.ptx);
   if (!compiler.ok()) return compiler.status();
   KeyText text;
   text.add(format("format {}", kCacheFormat));
-  text.add(format("nvrtc {}.{}", compiler->major, compiler->minor));
+  text.add(format("nvrtc {}.{} {}", compiler->major, compiler->minor, compiler->build));
   text.add(program_text(request.instance));  // header, entry, Config and bounds
   for (const Source* source : reachable(request.instance.header, request.extra_sources)) {
     text.add(source->path);
@@ -134,7 +134,7 @@ Result<Found> get(const CompileRequest& request) try {
   }
   auto compiled = compile(request);
   if (!compiled.ok()) return compiled.status();
-  // The image serves this process whether or not it could be kept; cache_state() tells those who ask.
+  // This process uses the image whether or not it could be stored; cache_state() reports why not.
   static_cast<void>(disk.store(*key, **compiled));
   slot->image = *compiled;
   return Found{*compiled, Origin::kCompiled};
@@ -156,7 +156,7 @@ bool compiling_forbidden() {
 
 Resources parse_resources(const std::string& log) {
   Resources resources;
-  resources.static_smem_bytes = 0;  // not mentioned where there is none
+  resources.static_smem_bytes = 0;  // not mentioned if there is none
   std::size_t begin = 0;
   while (begin < log.size()) {
     const std::size_t end = std::min(log.find('\n', begin), log.size());
@@ -169,7 +169,7 @@ Resources parse_resources(const std::string& log) {
     const int stores = number_before(line, " bytes spill stores");
     const int loads = number_before(line, " bytes spill loads");
     if (stack >= 0 && stores >= 0 && loads >= 0) {
-      // A function that was not inlined has a line of its own; what counts is the sum.
+      // A function that was not inlined has its own line; the sum counts.
       resources.stack_bytes = std::max(resources.stack_bytes, 0) + stack;
       resources.spill_store_bytes = std::max(resources.spill_store_bytes, 0) + stores;
       resources.spill_load_bytes = std::max(resources.spill_load_bytes, 0) + loads;

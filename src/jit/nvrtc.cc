@@ -1,20 +1,16 @@
 #include "jit/nvrtc.h"
 
 #include <dlfcn.h>
-#include <glob.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
-#include <set>
 
-#include "ops/format.h"
+#include "base/format.h"
+#include "jit/build_id.h"
 
 namespace tessera::jit {
 namespace {
@@ -25,7 +21,12 @@ using NvrtcResult = int;
 constexpr NvrtcResult kSuccess = 0;
 constexpr NvrtcResult kInvalidOption = 5;
 
+struct CloseLibrary {
+  void operator()(void* library) const { dlclose(library); }
+};
+
 struct Nvrtc {
+  std::unique_ptr<void, CloseLibrary> library;
   NvrtcResult (*version)(int*, int*) = nullptr;
   const char* (*error_string)(NvrtcResult) = nullptr;
   NvrtcResult (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*) = nullptr;
@@ -37,95 +38,39 @@ struct Nvrtc {
   NvrtcResult (*cubin)(Program, char*) = nullptr;
   NvrtcResult (*ptx_size)(Program, std::size_t*) = nullptr;
   NvrtcResult (*ptx)(Program, char*) = nullptr;
-  NvrtcInfo info;
+  int major = 0;
+  int minor = 0;
+
+  int version_number() const { return 1000 * major + 10 * minor; }
 };
-
-constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
 
 bool is_file(const std::string& path) {
   struct stat info;
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
-bool is_folder(const std::string& path) {
-  struct stat info;
-  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
-}
+std::string folder_of(const std::string& path) { return path.substr(0, std::min(path.rfind('/'), path.size())); }
 
-// Newest version first.
-std::vector<std::string> expand(const std::string& pattern) {
-  glob_t found = {};
-  std::vector<std::string> paths;
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  std::sort(paths.begin(), paths.end(),
-            [](const std::string& a, const std::string& b) { return strverscmp(a.c_str(), b.c_str()) > 0; });
-  return paths;
-}
+constexpr int kOldest = 12000;  // of NVRTC
 
-// "" for the file system's root, so that a path can always be put behind it.
-std::string parent(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash);
-}
+std::string version_text(int version) { return format("{}.{}", version / 1000, version % 1000 / 10); }
 
-std::string real_path(const std::string& path) {
-  const std::unique_ptr<char, decltype(&std::free)> real(realpath(path.c_str(), nullptr), &std::free);
-  return real ? real.get() : path;
-}
-
-std::string program_path() {
-  char path[PATH_MAX];
-  const ssize_t size = readlink("/proc/self/exe", path, sizeof path);
-  return size > 0 ? std::string(path, static_cast<std::size_t>(size)) : "";
-}
-
-std::string library_path() {
-  Dl_info info = {};
-  if (dladdr(reinterpret_cast<const void*>(&nvrtc_places), &info) == 0 || info.dli_fname == nullptr) return "";
-  return real_path(info.dli_fname);
-}
-
-class PlaceList {
- public:
-  void add_file(const std::string& path, const std::string& reason) {
-    if (seen_.insert(path).second) places_.push_back({path, reason, is_file(path)});
+// Why the driver does not load what this NVRTC emits; it does not fit.
+std::string misfit(int nvrtc, int driver, bool ptx) {
+  if (ptx) {
+    return format("NVRTC {} emits PTX that is newer than what the driver accepts, which supports CUDA {}",
+                  version_text(nvrtc), version_text(driver));
   }
-  void add_folder(const std::string& folder, const std::string& reason) {
-    bool found = false;
-    for (const char* name : kNames) {
-      if (!is_file(folder + "/" + name)) continue;
-      add_file(folder + "/" + name, reason);
-      found = true;
-    }
-    // One line for a folder without it, instead of one for each name.
-    if (!found && seen_.insert(folder).second) places_.push_back({folder + "/libnvrtc.so.*", reason, false});
-  }
-  void add_toolkit(const std::string& root, const std::string& reason) {
-    for (const char* folder : {"/lib64", "/lib", "/targets/x86_64-linux/lib"}) {
-      if (is_folder(root + folder)) add_folder(real_path(root + folder), reason);
-    }
-  }
-  void add_site_packages(const std::string& folder, const std::string& reason) {
-    for (const char* wheel : {"/nvidia/cu13/lib", "/nvidia/cu12/lib", "/nvidia/cuda_nvrtc/lib"}) {
-      add_folder(folder + wheel, reason);
-    }
-  }
-  void add_prefix(const std::string& prefix, const std::string& reason) {
-    for (const std::string& folder : expand(prefix + "/lib/python3*/site-packages")) add_site_packages(folder, reason);
-  }
-  void add_loader(const std::string& name) { places_.push_back({name, "the loader's path", true}); }
-  std::vector<NvrtcPlace> take() { return std::move(places_); }
+  return format("NVRTC {} emits cubins of CUDA {}, which the driver does not load: it supports CUDA {}",
+                version_text(nvrtc), nvrtc / 1000, version_text(driver));
+}
 
- private:
-  std::vector<NvrtcPlace> places_;
-  std::set<std::string> seen_;
-};
+std::string advice(int driver, bool ptx, bool forced) {
+  if (driver < kOldest) return format("Install a driver that supports CUDA {} or newer.", version_text(kOldest));
+  const std::string wanted = ptx ? version_text(driver) + " or older" : format("{} or older", driver / 1000);
+  if (forced) return format("Set TESSERA_NVRTC to an NVRTC of CUDA {}, or install a newer driver.", wanted);
+  return format("Install an NVRTC of CUDA {}, or a newer driver.", wanted);
+}
 
 template <class Function>
 bool resolve(void* library, const char* name, Function& function) {
@@ -133,63 +78,146 @@ bool resolve(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-Result<std::unique_ptr<Nvrtc>> open(const NvrtcPlace& place) {
-  void* library = dlopen(place.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+Result<Nvrtc> open(const std::string& path) {
+  Nvrtc nvrtc;
+  nvrtc.library.reset(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
+  void* const library = nvrtc.library.get();
   if (library == nullptr) return Status(TESSERA_COMPILE_FAILED, dlerror());
-  auto nvrtc = std::make_unique<Nvrtc>();
   const bool complete =
-      resolve(library, "nvrtcVersion", nvrtc->version) &&
-      resolve(library, "nvrtcGetErrorString", nvrtc->error_string) &&
-      resolve(library, "nvrtcCreateProgram", nvrtc->create) &&
-      resolve(library, "nvrtcDestroyProgram", nvrtc->destroy) &&
-      resolve(library, "nvrtcCompileProgram", nvrtc->compile) &&
-      resolve(library, "nvrtcGetProgramLogSize", nvrtc->log_size) &&
-      resolve(library, "nvrtcGetProgramLog", nvrtc->log) && resolve(library, "nvrtcGetCUBINSize", nvrtc->cubin_size) &&
-      resolve(library, "nvrtcGetCUBIN", nvrtc->cubin) && resolve(library, "nvrtcGetPTXSize", nvrtc->ptx_size) &&
-      resolve(library, "nvrtcGetPTX", nvrtc->ptx);
-  int major = 0, minor = 0;
-  if (!complete || nvrtc->version(&major, &minor) != kSuccess) {
-    dlclose(library);
-    return Status(TESSERA_COMPILE_FAILED, "not an NVRTC that makes cubins");
+      resolve(library, "nvrtcVersion", nvrtc.version) && resolve(library, "nvrtcGetErrorString", nvrtc.error_string) &&
+      resolve(library, "nvrtcCreateProgram", nvrtc.create) && resolve(library, "nvrtcDestroyProgram", nvrtc.destroy) &&
+      resolve(library, "nvrtcCompileProgram", nvrtc.compile) &&
+      resolve(library, "nvrtcGetProgramLogSize", nvrtc.log_size) && resolve(library, "nvrtcGetProgramLog", nvrtc.log) &&
+      resolve(library, "nvrtcGetCUBINSize", nvrtc.cubin_size) && resolve(library, "nvrtcGetCUBIN", nvrtc.cubin) &&
+      resolve(library, "nvrtcGetPTXSize", nvrtc.ptx_size) && resolve(library, "nvrtcGetPTX", nvrtc.ptx);
+  if (!complete || nvrtc.version(&nvrtc.major, &nvrtc.minor) != kSuccess) {
+    return Status(TESSERA_COMPILE_FAILED, "not an NVRTC that emits cubins");
   }
-  if (major < 12) {
-    dlclose(library);
-    return Status(TESSERA_COMPILE_FAILED, format("version {}.{}; 12.0 or newer is needed", major, minor));
+  if (nvrtc.version_number() < kOldest) {
+    return Status(TESSERA_COMPILE_FAILED,
+                  format("version {}.{}; {} or newer is needed", nvrtc.major, nvrtc.minor, version_text(kOldest)));
   }
-  // What dlopen really found, which for the loader's names is not what was asked for.
-  Dl_info found = {};
-  const bool known = dladdr(reinterpret_cast<const void*>(nvrtc->version), &found) != 0 && found.dli_fname != nullptr;
-  nvrtc->info = {known ? found.dli_fname : place.path, place.reason, major, minor};
-  // NVRTC opens its builtins by name alone and does not look beside itself; a library that is already there is found.
-  const std::string builtins = format("{}/libnvrtc-builtins.so.{}.{}", parent(nvrtc->info.path), major, minor);
-  if (is_file(builtins)) dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL);
   return nvrtc;
 }
 
-// Never closed: kernels may be compiled until the process's last breath.
-Result<const Nvrtc*> nvrtc() {
-  static std::mutex mutex;
-  static const Nvrtc* loaded = nullptr;
-  const std::lock_guard lock(mutex);
-  if (loaded != nullptr) return loaded;
-  std::string tried;
-  for (const NvrtcPlace& place : nvrtc_places()) {
+// The file that dlopen found; for the loader's names that is not what was asked for.
+std::string path_of(const Nvrtc& nvrtc, const std::string& asked) {
+  Dl_info found = {};
+  const bool known = dladdr(reinterpret_cast<const void*>(nvrtc.version), &found) != 0 && found.dli_fname != nullptr;
+  return known ? found.dli_fname : asked;
+}
+
+std::string real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(realpath(path.c_str(), nullptr), &std::free);
+  return real ? real.get() : path;
+}
+
+// NVRTC opens its builtins by name alone and does not look beside itself; a library that is already open is found.
+void open_builtins(const Nvrtc& nvrtc, const std::string& path) {
+  for (const std::string& folder : {folder_of(path), folder_of(real_path(path))}) {
+    const std::string builtins = format("{}/libnvrtc-builtins.so.{}.{}", folder, nvrtc.major, nvrtc.minor);
+    if (is_file(builtins) && dlopen(builtins.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) return;
+  }
+}
+
+struct Searched {
+  NvrtcSearch search;
+  Nvrtc nvrtc;  // the one to use, open; if search.info is OK
+};
+
+Searched run_search(std::vector<NvrtcPlace> places, int driver, bool ptx) {
+  Searched result{{driver, std::move(places), Status()}, {}};
+  std::vector<NvrtcPlace>& all = result.search.places;
+  std::vector<int> versions;
+  for (NvrtcPlace& place : all) {
+    versions.push_back(0);
     if (!place.exists) {
-      tried += format("\n  {} ({}): not there", place.path, place.reason);
+      place.outcome = "not found";
       continue;
     }
-    auto opened = open(place);
-    if (opened.ok()) {
-      loaded = opened->release();
-      return loaded;
+    auto opened = open(place.path);
+    if (!opened.ok()) {
+      place.outcome = opened.status().message();
+      continue;
     }
-    tried += format("\n  {} ({}): {}", place.path, place.reason, opened.status().message());
+    place.version = versions.back() = opened->version_number();
+    const bool fits = fits_driver(place.version, driver, ptx);
+    place.outcome = fits ? "used" : "passed over: " + misfit(place.version, driver, ptx);
+    if (!fits) continue;  // closed here
+    result.nvrtc = std::move(*opened);
+    break;
   }
-  return Status(
-      TESSERA_COMPILE_FAILED,
-      "NVRTC, which compiles the kernels, was not found. Install the Python package nvidia-cuda-nvrtc or a CUDA "
-      "toolkit, or set TESSERA_NVRTC to libnvrtc.so or its folder. Looked at:" +
-          tried);
+  const int chosen = choose_nvrtc(versions, driver, ptx);
+  if (chosen < 0) {
+    std::string tried;
+    for (const NvrtcPlace& place : all) tried += format("\n  {} ({}): {}", place.path, place.reason, place.outcome);
+    result.search.info = Status(
+        TESSERA_COMPILE_FAILED,
+        "NVRTC, which compiles the kernels, was not found. Install the Python package nvidia-cuda-nvrtc or a CUDA "
+        "toolkit, or set TESSERA_NVRTC to libnvrtc.so or its folder. Looked at:" +
+            tried);
+    return result;
+  }
+  for (std::size_t i = versions.size(); i < all.size(); ++i) all[i].outcome = "not needed";
+
+  NvrtcPlace& place = all[static_cast<std::size_t>(chosen)];
+  const bool fits = fits_driver(place.version, driver, ptx);
+  if (!fits) {
+    auto reopened = open(place.path);
+    if (!reopened.ok()) {
+      result.search.info = reopened.status();
+      return result;
+    }
+    result.nvrtc = std::move(*reopened);
+    place.outcome = "used, although it does not fit the driver: " + misfit(place.version, driver, ptx);
+  }
+  place.used = true;
+  NvrtcInfo info{real_path(path_of(result.nvrtc, place.path)),
+                 place.reason,
+                 result.nvrtc.major,
+                 result.nvrtc.minor,
+                 build_id(reinterpret_cast<const void*>(result.nvrtc.version)),
+                 fits,
+                 ""};
+  if (!fits) {
+    info.note =
+        format("{}. {}", misfit(place.version, driver, ptx), advice(driver, ptx, place.reason == "TESSERA_NVRTC"));
+  }
+  result.search.info = std::move(info);
+  return result;
+}
+
+// Kept for the life of the process and never closed: kernels may be compiled until it ends.
+struct Kept {
+  std::mutex mutex;
+  std::unique_ptr<const Searched> found[2];  // for cubins, for PTX
+};
+
+Kept& kept() {
+  static Kept* instance = new Kept;
+  return *instance;
+}
+
+// Calls use(searched), with what is kept or, if nothing was found, with what was tried.
+template <class Use>
+auto with_search(bool ptx, Use&& use) {
+  Kept& all = kept();
+  const std::lock_guard lock(all.mutex);
+  std::unique_ptr<const Searched>& found = all.found[ptx ? 1 : 0];
+  if (found != nullptr) return use(*found);
+  auto searched = std::make_unique<Searched>(run_search(nvrtc_places(), driver_version(), ptx));
+  if (!searched->search.info.ok()) return use(*searched);
+  open_builtins(searched->nvrtc, path_of(searched->nvrtc, searched->search.info->path));
+  found = std::move(searched);
+  return use(*found);
+}
+
+// The one that is kept: it may be used without the lock.
+Result<const Searched*> nvrtc(bool ptx) {
+  return with_search(ptx, [](const Searched& searched) -> Result<const Searched*> {
+    if (!searched.search.info.ok()) return searched.search.info.status();
+    return &searched;
+  });
 }
 
 struct ProgramOwner {
@@ -210,55 +238,47 @@ std::string fetch(Program program, Size size, Get get) {
 
 }  // namespace
 
-std::vector<NvrtcPlace> nvrtc_places() {
-  PlaceList list;
-  const std::string chosen = environment("TESSERA_NVRTC");
-  if (!chosen.empty()) {
-    if (is_folder(chosen)) {
-      list.add_folder(chosen, "TESSERA_NVRTC");
-    } else {
-      list.add_file(chosen, "TESSERA_NVRTC");
-    }
-    return list.take();
+int choose_nvrtc(std::span<const int> versions, int driver, bool ptx) {
+  int oldest = -1;
+  for (int i = 0; i < static_cast<int>(versions.size()); ++i) {
+    if (versions[i] == 0) continue;
+    if (fits_driver(versions[i], driver, ptx)) return i;
+    if (oldest < 0 || versions[i] < versions[oldest]) oldest = i;
   }
-
-  for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
-    const std::string root = environment(name);
-    if (!root.empty()) list.add_toolkit(root, name);
-  }
-  list.add_toolkit("/usr/local/cuda", "toolkit");
-  for (const std::string& root : expand("/usr/local/cuda-*")) list.add_toolkit(root, "toolkit");
-
-  const std::string venv = environment("VIRTUAL_ENV");
-  if (!venv.empty()) list.add_prefix(venv, "wheel in VIRTUAL_ENV");
-  const std::string program = program_path();
-  const std::string library = library_path();
-  list.add_prefix(parent(parent(program)), "wheel under the program's prefix");
-  // This library may itself be in a package: site-packages/tessera/libtessera.so, or lib/ below that.
-  std::string folder = parent(library);
-  for (int level = 0; level < 3 && !folder.empty(); ++level, folder = parent(folder)) {
-    if (is_folder(folder + "/nvidia")) list.add_site_packages(folder, "wheel beside the library");
-  }
-  for (const std::string& path : {program, library}) {
-    if (!path.empty())
-      list.add_prefix(parent(parent(path)) + "/venv", "wheel in the venv beside the program or library");
-  }
-  for (const char* name : kNames) list.add_loader(name);
-  return list.take();
+  return oldest;
 }
 
-Result<NvrtcInfo> nvrtc_info() {
-  auto library = nvrtc();
-  if (!library.ok()) return library.status();
-  return (*library)->info;
+int driver_version() {
+  static const int version = [] {
+    // Stays open: the driver is not made to be closed.
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    int (*get)(int*) = nullptr;
+    int number = 0;
+    // Works before cuInit, and without a GPU.
+    const bool known = library != nullptr && resolve(library, "cuDriverGetVersion", get) && get(&number) == 0;
+    return known ? number : 0;
+  }();
+  return version;
+}
+
+NvrtcSearch search_places(std::vector<NvrtcPlace> places, int driver, bool ptx) {
+  return run_search(std::move(places), driver, ptx).search;
+}
+
+NvrtcSearch nvrtc_search(bool ptx) {
+  return with_search(ptx, [](const Searched& searched) { return searched.search; });
+}
+
+Result<NvrtcInfo> nvrtc_info(bool ptx) {
+  return with_search(ptx, [](const Searched& searched) { return searched.search.info; });
 }
 
 Result<NvrtcOutput> nvrtc_compile(const std::string& name, const std::string& program_text,
                                   const std::vector<const Source*>& headers, const std::vector<std::string>& options,
                                   bool ptx) {
-  auto library = nvrtc();
-  if (!library.ok()) return library.status();
-  const Nvrtc& rtc = **library;
+  const auto searched = nvrtc(ptx);
+  if (!searched.ok()) return searched.status();
+  const Nvrtc& rtc = (*searched)->nvrtc;
 
   std::vector<const char*> texts, paths, flags;
   for (const Source* header : headers) {
@@ -277,22 +297,22 @@ Result<NvrtcOutput> nvrtc_compile(const std::string& name, const std::string& pr
     if (owner.program != nullptr) log = fetch(owner.program, rtc.log_size, rtc.log);
     while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
 
-    // NVRTC before 12.9 has no cache of its own to switch off, and refuses the option.
+    // NVRTC before 12.9 has no cache of its own and rejects the option that disables it.
     const auto no_cache = std::find(flags.begin(), flags.end(), std::string_view("--no-cache"));
     if (result == kInvalidOption && no_cache != flags.end()) {
       flags.erase(no_cache);
       continue;
     }
     if (result != kSuccess) {
-      return Status(TESSERA_COMPILE_FAILED, format("NVRTC {}.{} could not compile {}: {}\n{}", rtc.info.major,
-                                                   rtc.info.minor, name, rtc.error_string(result), log));
+      return Status(TESSERA_COMPILE_FAILED, format("NVRTC {}.{} could not compile {}: {}\n{}", rtc.major, rtc.minor,
+                                                   name, rtc.error_string(result), log));
     }
     NvrtcOutput output;
     output.image = ptx ? fetch(owner.program, rtc.ptx_size, rtc.ptx) : fetch(owner.program, rtc.cubin_size, rtc.cubin);
     output.log = std::move(log);
     output.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (output.image.empty()) {
-      return Status(TESSERA_COMPILE_FAILED, format("NVRTC gave no {} for {}", ptx ? "PTX" : "cubin", name));
+      return Status(TESSERA_COMPILE_FAILED, format("NVRTC emitted no {} for {}", ptx ? "PTX" : "cubin", name));
     }
     return output;
   }

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <system_error>
 
+#include "base/format.h"
 #include "jit/hash.h"
-#include "ops/format.h"
 
 namespace tessera::jit {
 namespace {
@@ -40,19 +40,21 @@ KernelSources read_folder(const std::string& folder) {
     sources.files.push_back({path.lexically_relative(folder).generic_string(), text.str()});
   }
   if (error) return refused(error.message());
-  // Params and Configs are the host's too, which was built with its own.
+  // The host compiles the .h files too (Params, Configs, limits) and was built with its own; .cuh files are for the
+  // device alone.
   for (const Source& built : embedded_sources()) {
-    if (built.path.rfind("contract/", 0) != 0) continue;
+    if (!built.path.ends_with(".h")) continue;
     const Source* here = find(built.path, sources.files);
-    if (here == nullptr) return refused(format("there is no {} in it, as there is in kernels/", built.path));
+    if (here == nullptr) return refused(format("there is no {} in it", built.path));
     if (strip_comments(here->text) != strip_comments(built.text)) {
-      return refused(format("its {} is not the one that the library was built with: build it anew", built.path));
+      return refused(
+          format("its {} is not the one that the library was built with; rebuild the library with it", built.path));
     }
   }
   return sources;
 }
 
-// Paths named by lines of the form #include "path".
+// The paths in lines of the form #include "path".
 std::vector<std::string_view> included_by(std::string_view text) {
   std::vector<std::string_view> paths;
   constexpr std::string_view kDirective = "#include \"";
@@ -67,7 +69,7 @@ std::vector<std::string_view> included_by(std::string_view text) {
 
 }  // namespace
 
-// None of it is ever destroyed: a thread may still compile while the process ends.
+// Never destroyed: a thread may still compile while the process exits.
 const KernelSources& kernel_sources() {
   static const auto* const embedded = new KernelSources{embedded_sources(), {}, {}};
   const char* const folder = std::getenv("TESSERA_KERNEL_SOURCES");
@@ -99,7 +101,7 @@ std::vector<const Source*> reachable(std::string_view header, const std::vector<
 
 std::string strip_comments(std::string_view text) {
   std::string out;
-  char quote = 0;  // inside a literal, the character that ends it
+  char quote = 0;  // inside a literal: the character that ends it
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     const char next = i + 1 < text.size() ? text[i + 1] : '\0';
@@ -113,7 +115,7 @@ std::string strip_comments(std::string_view text) {
       }
       continue;
     }
-    // ' also separates digits; only one that does not follow a digit or letter opens a literal.
+    // ' also separates digits: it opens a literal only if it does not follow a digit or a letter.
     const bool after_word = i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1])) != 0;
     if (c == '"' || (c == '\'' && !after_word)) {
       quote = c;
@@ -125,7 +127,7 @@ std::string strip_comments(std::string_view text) {
       i = end == std::string_view::npos ? text.size() : end + 1;
       out += ' ';
     } else if (std::isspace(static_cast<unsigned char>(c)) != 0) {
-      // A line's end matters to directives; other blanks only part words.
+      // The end of a line matters to directives; other blanks only separate words.
       if (!out.empty() && out.back() == ' ') out.pop_back();
       if (!out.empty() && out.back() != '\n') out += c == '\n' ? '\n' : ' ';
     } else {

@@ -1,4 +1,4 @@
-// The kernels' sources, embedded in the library by CMake or read from a folder, and what an #include reaches among
+// The sources of the kernels, embedded in the library by CMake or read from a folder, and what a header includes among
 // them.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/status.h"
+#include "base/status.h"
 
 namespace tessera::jit {
 
@@ -17,24 +17,24 @@ struct Source {
 
 const std::vector<Source>& embedded_sources();
 
-// What kernels are compiled from: the embedded files or, where TESSERA_KERNEL_SOURCES names a folder, every .h and .cuh
-// below it, read when the process first asks. Keys and hashes are made of these, so what is compiled from a folder
-// shares no cache entry with other code.
+// What kernels are compiled from: the embedded files or, if TESSERA_KERNEL_SOURCES names a folder, every .h and .cuh
+// below it, read when it is first needed. Keys and hashes are computed from these files, so code that differs shares no
+// cache entry. The .h files of a folder must be those that the library was built with: the host compiles them too.
 struct KernelSources {
   std::vector<Source> files;
   std::string folder;  // empty: embedded
-  Status status;       // why the folder cannot be used; then there are no files
+  Status status;       // why the folder cannot be used; then `files` is empty
 };
 const KernelSources& kernel_sources();
 
-// `header` and every file it includes, directly or not, sorted by path. A file that is in neither list is left out: the
-// compiler will name it. `extra` goes before kernel_sources().
+// `header` and every file that it includes, directly or not, sorted by path. `extra` is searched before
+// kernel_sources(); a file that is in neither is left out, and the compiler will name it.
 std::vector<const Source*> reachable(std::string_view header, const std::vector<Source>& extra);
 
-// Without comments and with runs of blanks made one, so that a hash of the result changes only when code does.
+// Removes comments and collapses runs of blanks, so that a hash of the result changes only if the code does.
 std::string strip_comments(std::string_view text);
 
-// Hash (hex) of the code of a header and all that it includes, comments stripped: which version of a kernel was
+// The hash (hex) of a header and all that it includes, without comments: it identifies the version of a kernel that was
 // verified.
 std::string code_hash(std::string_view header);
 

@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <string>
 #include <thread>
+
+#include <nlohmann/json.hpp>
 
 #include "tessera/tessera.hpp"
 #include "tests/api/fixture.h"
@@ -35,7 +38,7 @@ TEST_P(Refuses, with_a_sentence_that_names_the_argument_and_writes_nothing) {
   EXPECT_TRUE(call.outputs_untouched());
 
   tessera_plan* plan = nullptr;
-  EXPECT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(plan, nullptr);
 }
 
@@ -168,6 +171,13 @@ TEST(Workspace, one_byte_too_small_is_refused_and_nothing_is_written) {
   EXPECT_EQ(tessera_attention_run(call.op, &call.args, scratch.data(), bytes, nullptr), TESSERA_OK);
 }
 
+TEST(Workspace, is_allocated_by_a_one_shot_call_that_gives_none) {
+  Call given = forward_call(), none = forward_call();
+  ASSERT_EQ(given.run(), TESSERA_OK);
+  ASSERT_EQ(tessera_attention_run(none.op, &none.args, nullptr, 0, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(std::memcmp(given["out"].as<float>(), none["out"].as<float>(), given["out"].elements() * 4), 0);
+}
+
 TEST(Workspace, any_alignment_is_accepted) {
   Call call = forward_call();
   std::size_t bytes = 0;
@@ -181,16 +191,18 @@ TEST(Workspace, any_alignment_is_accepted) {
 TEST(Plan, runs_the_problem_it_was_made_for_and_refuses_another) {
   Call call = forward_call();
   tessera_plan* plan = nullptr;
-  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK);
+  ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK);
   std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
-  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK);
+  EXPECT_EQ(tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK);
   EXPECT_FALSE(call.outputs_untouched());
-  EXPECT_NE(std::string(tessera_plan_explain(plan)).find("cpu_attention"), std::string::npos);
+  EXPECT_NE(std::string(tessera_plan_explain(plan, TESSERA_EXPLAIN_TEXT)).find("cpu_attention"), std::string::npos);
 
   Call other = forward_call(3, 5);
-  EXPECT_EQ(tessera_plan_run(plan, &other.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_plan_run(plan, &other.args, scratch.data(), scratch.size(), nullptr),
+            TESSERA_INVALID_ARGUMENT);
   EXPECT_TRUE(other.outputs_untouched());
-  EXPECT_EQ(tessera_plan_run(nullptr, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_plan_run(nullptr, &call.args, scratch.data(), scratch.size(), nullptr),
+            TESSERA_INVALID_ARGUMENT);
   tessera_plan_destroy(plan);
   tessera_plan_destroy(nullptr);
 }
@@ -199,14 +211,15 @@ TEST(Plan, packed_sequences_may_be_shorter_than_planned_but_not_longer) {
   Call call = varlen_call();
   call.args.max_seqlen_q = call.args.max_seqlen_k = 4;
   tessera_plan* plan = nullptr;
-  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+  ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
   std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
   call.args.max_seqlen_q = 0;
   call.set("cu_seqlens_q", {0, 2, 4, 6});
-  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK)
+  EXPECT_EQ(tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK)
       << tessera_last_error();
   call.set("cu_seqlens_q", {0, 6, 6, 6});
-  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr),
+            TESSERA_INVALID_ARGUMENT);
   tessera_plan_destroy(plan);
 }
 
@@ -235,11 +248,12 @@ TEST(Plan, shorter_packed_sequences_stay_within_the_planned_workspace) {
     call.set("cu_seqlens_q", {0, 64});
     call.set("cu_seqlens_k", {0, planned});
     tessera_plan* plan = nullptr;
-    ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+    ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
     const std::size_t bytes = tessera_plan_workspace(plan);
     std::vector<std::uint8_t> scratch(bytes + (2u << 20), kPoison);
     call.set("cu_seqlens_k", {0, planned - 64});
-    ASSERT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), bytes, nullptr), TESSERA_OK) << tessera_last_error();
+    ASSERT_EQ(tessera_attention_plan_run(plan, &call.args, scratch.data(), bytes, nullptr), TESSERA_OK)
+        << tessera_last_error();
     for (std::size_t i = bytes; i < scratch.size(); ++i) {
       ASSERT_EQ(scratch[i], kPoison) << "planned for " << planned << ", wrote " << i - bytes << " past the workspace";
     }
@@ -253,11 +267,11 @@ TEST(Plan, a_window_wider_than_todays_packed_sequences_is_still_the_planned_one)
   call.args.alignment = TESSERA_ALIGN_BOTTOM_RIGHT;
   call.args.window_left = 5;
   tessera_plan* plan = nullptr;
-  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+  ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
   std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
   call.set("cu_seqlens_q", {0, 1, 2, 3});
   call.set("cu_seqlens_k", {0, 1, 2, 3});
-  EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK)
+  EXPECT_EQ(tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_OK)
       << tessera_last_error();
   tessera_plan_destroy(plan);
 }
@@ -265,10 +279,11 @@ TEST(Plan, a_window_wider_than_todays_packed_sequences_is_still_the_planned_one)
 TEST(Plan, another_problem_is_refused_with_the_name_of_what_differs) {
   Call call = forward_call();
   tessera_plan* plan = nullptr;
-  ASSERT_EQ(tessera_plan_create(call.op, &call.args, &plan), TESSERA_OK);
+  ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK);
   std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
   const auto refusal = [&] {
-    EXPECT_EQ(tessera_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr), TESSERA_INVALID_ARGUMENT);
+    EXPECT_EQ(tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr),
+              TESSERA_INVALID_ARGUMENT);
     return std::string(tessera_last_error());
   };
   call.args.scale = 2;
@@ -311,13 +326,92 @@ TEST(Errors, belong_to_the_thread_and_go_with_the_next_success) {
 
 TEST(Errors, null_out_parameters_are_refused) {
   Call call = forward_call();
-  EXPECT_EQ(tessera_plan_create(call.op, &call.args, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_attention_plan_create(call.op, &call.args, nullptr), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(tessera_attention_workspace(call.op, &call.args, nullptr), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(tessera_attention_workspace(call.op, nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
   std::size_t bytes = 0;
   EXPECT_EQ(tessera_attention_workspace(call.op, nullptr, &bytes), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(tessera_attention_workspace(static_cast<tessera_attention_op>(9), &call.args, &bytes),
             TESSERA_INVALID_ARGUMENT);
+}
+
+// What a caller has whose header ends before the fields for decode.
+struct OlderAttention {
+  std::size_t struct_size;
+  unsigned char fields[offsetof(tessera_attention, cache_seqlens) - sizeof(std::size_t)];
+};
+
+TEST(Abi, a_caller_with_a_shorter_struct_gets_the_defaults_of_what_it_does_not_know) {
+  Call call = forward_call(), reference = forward_call();
+  ASSERT_EQ(reference.run(), TESSERA_OK);
+  OlderAttention older;
+  std::memcpy(&older, &call.args, sizeof older);
+  older.struct_size = sizeof older;
+  // Nothing behind the struct is the library's to read: it is garbage here.
+  std::vector<unsigned char> memory(sizeof(tessera_attention) + 64, 0xa5);
+  std::memcpy(memory.data(), &older, sizeof older);
+  const auto* args = reinterpret_cast<const tessera_attention*>(memory.data());
+  ASSERT_EQ(tessera_attention_run(call.op, args, nullptr, 0, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(std::memcmp(reference["out"].as<float>(), call["out"].as<float>(), call["out"].elements() * 4), 0);
+
+  // Shorter still: no windows, whose default is not zero.
+  Call bare = forward_call();
+  tessera_attention shorter = bare.args;
+  shorter.struct_size = offsetof(tessera_attention, window_left);
+  shorter.window_left = shorter.window_right = 0;  // beyond what it claims: not read
+  ASSERT_EQ(tessera_attention_run(bare.op, &shorter, nullptr, 0, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(std::memcmp(reference["out"].as<float>(), bare["out"].as<float>(), bare["out"].elements() * 4), 0);
+}
+
+TEST(Abi, a_caller_with_a_longer_struct_is_served_if_what_is_new_is_zero) {
+  Call call = forward_call();
+  std::vector<unsigned char> memory(sizeof(tessera_attention) + 24, 0);
+  std::memcpy(memory.data(), &call.args, sizeof(tessera_attention));
+  auto* args = reinterpret_cast<tessera_attention*>(memory.data());
+  args->struct_size = memory.size();
+  EXPECT_EQ(tessera_attention_run(call.op, args, nullptr, 0, nullptr), TESSERA_OK) << tessera_last_error();
+  memory.back() = 1;
+  Call other = forward_call();
+  EXPECT_EQ(tessera_attention_run(call.op, args, nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tessera_last_error()).find("newer version"), std::string::npos) << tessera_last_error();
+}
+
+TEST(Abi, public_structs_have_no_padding) {
+  EXPECT_EQ(sizeof(tessera_tensor), 8 + sizeof(tessera_device) + 4 + sizeof(tessera_dtype) + 8 + 8 + 8);
+  EXPECT_EQ(sizeof(tessera_attention), sizeof(std::size_t) + 10 * sizeof(void*) + 2 * sizeof(float) + sizeof(void*) +
+                                           sizeof(std::uint32_t) + sizeof(tessera_alignment) +
+                                           2 * sizeof(std::int64_t) + 2 * sizeof(void*) + 2 * sizeof(std::int64_t) +
+                                           2 * sizeof(void*));
+}
+
+TEST(Explain, json_holds_what_the_text_says) {
+  Call call = forward_call();
+  std::size_t needed = 0;
+  ASSERT_EQ(tessera_attention_explain(call.op, &call.args, "sm_80", TESSERA_EXPLAIN_JSON, nullptr, 0, &needed),
+            TESSERA_OK);
+  std::string text(needed, '\0');
+  ASSERT_EQ(tessera_attention_explain(call.op, &call.args, "sm_80", TESSERA_EXPLAIN_JSON, text.data(), needed, nullptr),
+            TESSERA_OK);
+  text.pop_back();
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_EQ(json["family"], "attention");
+  EXPECT_EQ(json["op"], "attention_forward");
+  EXPECT_EQ(json["fields"]["dtype"], "fp32");
+  EXPECT_TRUE(json["chosen"].is_null()) << "fp32 is the CPU's";
+  std::map<std::string, std::string> refused;
+  for (const auto& r : json["refused"]) refused[r["kernel"]] = r["reason"];
+  EXPECT_TRUE(refused.count("attention_forward"));
+  EXPECT_FALSE(refused.count("attention_backward")) << "a kernel of another op";
+  EXPECT_NE(refused["attention_forward"].find("fp32"), std::string::npos);
+
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK);
+  const auto planned = nlohmann::json::parse(tessera_plan_explain(plan, TESSERA_EXPLAIN_JSON));
+  EXPECT_EQ(planned["chosen"]["kernel"], "cpu_attention");
+  EXPECT_GE(planned["chosen"]["config"]["main"]["threads"], 1);
+  EXPECT_GT(planned["chosen"]["predicted_us"], 0);
+  tessera_plan_destroy(plan);
+  EXPECT_STREQ(tessera_plan_explain(nullptr, TESSERA_EXPLAIN_JSON), "");
 }
 
 TEST(Threads, count_is_settable_and_bounded) {
@@ -335,15 +429,19 @@ TEST(Explain, answers_for_devices_that_are_not_present_and_looks_at_no_data) {
   for (auto& [name, tensor] : call.tensors) tensor.view.data = nullptr;
   for (const char* arch : {"cpu", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"}) {
     std::size_t needed = 0;
-    ASSERT_EQ(tessera_attention_explain(call.op, &call.args, arch, nullptr, 0, &needed), TESSERA_OK) << arch;
+    ASSERT_EQ(tessera_attention_explain(call.op, &call.args, arch, TESSERA_EXPLAIN_TEXT, nullptr, 0, &needed),
+              TESSERA_OK)
+        << arch;
     std::string text(needed, '?');
-    ASSERT_EQ(tessera_attention_explain(call.op, &call.args, arch, text.data(), needed, nullptr), TESSERA_OK);
+    ASSERT_EQ(tessera_attention_explain(call.op, &call.args, arch, TESSERA_EXPLAIN_TEXT, text.data(), needed, nullptr),
+              TESSERA_OK);
     EXPECT_EQ(text.back(), '\0');
     EXPECT_NE(text.find("attention_forward fp32"), std::string::npos) << text;
     EXPECT_NE(text.find("cpu_attention"), std::string::npos) << text;
   }
   for (const char* unknown : {"sm_13", "sm_75a", "sm_", "sm_90b", "90", "", "sm_080"}) {
-    EXPECT_EQ(tessera_attention_explain(call.op, &call.args, unknown, nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+    EXPECT_EQ(tessera_attention_explain(call.op, &call.args, unknown, TESSERA_EXPLAIN_TEXT, nullptr, 0, nullptr),
+              TESSERA_INVALID_ARGUMENT);
   }
 }
 
@@ -359,7 +457,7 @@ TEST(Explain, never_writes_past_the_buffer_and_always_terminates) {
   Call call = forward_call();
   char text[8];
   std::memset(text, '#', sizeof text);
-  ASSERT_EQ(tessera_attention_explain(call.op, &call.args, "cpu", text, 5, nullptr), TESSERA_OK);
+  ASSERT_EQ(tessera_attention_explain(call.op, &call.args, "cpu", TESSERA_EXPLAIN_TEXT, text, 5, nullptr), TESSERA_OK);
   EXPECT_EQ(text[4], '\0');
   EXPECT_EQ(text[5], '#');
 }
@@ -387,7 +485,7 @@ TEST(Strides, null_means_compact_and_zero_broadcasts_an_input) {
   EXPECT_EQ(std::memcmp(broadcast["out"].as<float>(), broadcast["out"].as<float>() + half, half * 4), 0);
 }
 
-TEST(Cpp, forward_matches_the_c_call_and_bad_input_throws_with_the_sentence) {
+TEST(Cpp, forward_matches_the_c_call_and_bad_input_throws_with_the_message) {
   Call call = forward_call();
   ASSERT_EQ(call.run(), TESSERA_OK);
   Call cpp = forward_call();

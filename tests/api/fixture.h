@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/tessera.h"
+#include "tessera/attention.h"
 
 namespace tessera::test {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/tessera.h"
+#include "tessera/attention.h"
 
 namespace {
 
@@ -173,7 +173,11 @@ struct Fuzzer {
     };
     const auto rows = varlen ? std::vector<std::int64_t>{hq, sq} : std::vector<std::int64_t>{batch, hq, sq};
 
-    tessera_attention args = TESSERA_ATTENTION_INIT;
+    struct {  // as a caller with a newer header would have it
+      tessera_attention known = TESSERA_ATTENTION_INIT;
+      std::uint8_t newer[256] = {};
+    } given;
+    tessera_attention& args = given.known;
     const auto give = [&](const tessera_tensor* tessera_attention::*field, Buffer& buffer, tessera_dtype type,
                           const std::vector<std::int64_t>& dims) {
       describe(random, buffer, type, dims);
@@ -226,8 +230,15 @@ struct Fuzzer {
     if (random.one_in(5)) args.scale = random.pick(kScales);
     if (random.one_in(5)) args.softcap = random.one_in(20) ? -1.0f : 2.0f;
     if (random.one_in(50)) args.max_seqlen_q = small(20) - 5;
-    if (random.one_in(300)) args.struct_size = random.below(400);
+    if (random.one_in(300)) args.struct_size = random.below(sizeof given);
+    if (random.one_in(300)) args.struct_size = sizeof args + 8 * random.below(32);
+    if (random.one_in(600)) given.newer[random.below(sizeof given.newer)] = 1;
 
+    judge(op, args, backward);
+  }
+
+  // Runs it, and checks that an accepted call stays within its outputs and a refused one writes nothing.
+  void judge(tessera_attention_op op, const tessera_attention& args, bool backward) {
     Buffer* outputs[] = {&out, &lse, &dq, &dk, &dv};
     for (Buffer* b : outputs) std::memset(b->bytes.data(), kPoison, kArena);
     if (backward) {
@@ -252,7 +263,7 @@ struct Fuzzer {
     }
     ++refused;
     if (tessera_attention_run(op, &args, scratch.data(), scratch.size(), nullptr) != status) fail("two answers");
-    if (tessera_last_error()[0] == '\0') fail("a refusal without a sentence");
+    if (tessera_last_error()[0] == '\0') fail("a refusal without a message");
     if (status == TESSERA_INTERNAL) fail("an internal error");
     for (Buffer* b : outputs) {
       if (backward && (b == &out || b == &lse)) continue;

@@ -1,20 +1,27 @@
 #include <algorithm>
 #include <map>
 
-#include "contract/arch.h"
-#include "contract/mask.h"
-#include "ops/attention_backward_sm90.h"
-#include "select/attention.h"
-#include "select/kernels.h"
+#include "attention/backward_sm90.h"
+#include "attention/family.h"
+#include "engine/select.h"
 #include "tests/cuda/helpers.h"
+#include "tile/arch.h"
+#include "tile/mask.h"
 
-namespace tessera {
+namespace tessera::attention {
 namespace {
+
+using engine::cuda_device;
+using engine::Device;
+
+engine::Selection<AttentionFamily> selected(const AttentionProblem& problem, const Device& device) {
+  return engine::select<AttentionFamily>(problem, device);
+}
 
 constexpr std::uintptr_t kAddress = 1 << 30;
 
 AttentionBackwardSm90Config config_for(int dim_qk, int dim_v) {
-  return select::backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true).front();
+  return backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true).front();
 }
 
 AttentionArgs args_for(int dim_qk, int dim_v, bool packed) {
@@ -47,7 +54,7 @@ TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
   int tiles = 0;
   for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
-      const auto configs = select::backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true);
+      const auto configs = backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true);
       ASSERT_EQ(configs.empty(), dim_qk > 128 || dim_v > 128) << dim_qk << ", " << dim_v;
       for (const AttentionBackwardSm90Config& config : configs) {
         ++tiles;
@@ -115,11 +122,11 @@ TEST(BackwardSm90, a_lane_finds_its_rows_values_of_16_queries_side_by_side) {
   }
 }
 
-TEST(BackwardSm90, boxes_are_of_a_step_s_queries_and_a_block_s_keys) {
+TEST(BackwardSm90, boxes_are_of_a_step_s_queries_and_a_cta_s_keys) {
   const AttentionBackwardSm90Config config = config_for(72, 128);
   const auto boxes = backward_sm90_boxes(args_for(72, 128, false), config);
   ASSERT_TRUE(boxes.ok());
-  const auto expect = [](const PanelBoxes& list, std::uintptr_t address, std::array<std::uint64_t, 4> extents,
+  const auto expect = [](const AtomBoxes& list, std::uintptr_t address, std::array<std::uint64_t, 4> extents,
                          std::uint32_t rows) {
     ASSERT_EQ(list.count, 1);
     const cuda::TensorBox& box = list.box[0];
@@ -136,7 +143,7 @@ TEST(BackwardSm90, boxes_are_of_a_step_s_queries_and_a_block_s_keys) {
   expect(boxes->v, 4 * kAddress, {128, 300, 4, 3}, 128);
 }
 
-// What that is good for: contract/attention_forward_sm90.h, RowOrigin, and its test there.
+// What that is good for: attention/forward_sm90_config.h, RowOrigin, and its test there.
 TEST(BackwardSm90, packed_boxes_begin_as_many_rows_before_their_tensor_as_the_longest_sequence_has) {
   const auto boxes = backward_sm90_boxes(args_for(64, 64, true), config_for(64, 64));
   ASSERT_TRUE(boxes.ok());
@@ -146,7 +153,7 @@ TEST(BackwardSm90, packed_boxes_begin_as_many_rows_before_their_tensor_as_the_lo
   EXPECT_EQ(boxes->v.box[0].extents, (std::array<std::uint64_t, 4>{64, 300, 4, 701}));
 }
 
-TEST(BackwardSm90, every_tile_of_keys_has_one_block_and_the_first_keys_of_a_section_come_first) {
+TEST(BackwardSm90, every_tile_of_keys_has_one_cta_and_the_first_keys_of_a_section_come_first) {
   for (const unsigned k_tiles : {1U, 5U, 13U}) {
     for (const unsigned together : {1U, 4U, 5U, 24U}) {
       constexpr unsigned kHeads = 8, kColumns = 24;
@@ -170,7 +177,7 @@ TEST(BackwardSm90, every_tile_of_keys_has_one_block_and_the_first_keys_of_a_sect
   }
 }
 
-TEST(BackwardSm90, a_block_walks_over_just_the_tiles_of_queries_that_see_one_of_its_keys) {
+TEST(BackwardSm90, a_cta_walks_over_just_the_tiles_of_queries_that_see_one_of_its_keys) {
   constexpr int kBlockQ = 64, kBlockK = 128;
   const int lengths[][2] = {{1, 1}, {64, 128}, {65, 200}, {300, 300}, {200, 65}, {700, 129}};
   const Mask masks[] = {{false, false, -1, -1}, {true, false, -1, -1}, {true, true, -1, -1},
@@ -232,7 +239,7 @@ TEST(BackwardSm90, is_chosen_unless_there_are_few_queries) {
     AttentionProblem problem = args_for(dim, dim, packed).problem;
     problem.seq_q = seq_q;
     problem.seq_k = seq_k;
-    return select::select_attention(problem, *select::cuda_device("sm_90a")).candidates.front().kernel;
+    return std::string(selected(problem, *cuda_device("sm_90a")).candidates.front().implementation->name);
   };
   for (const int dim : {8, 64, 80, 96, 128}) {
     EXPECT_EQ(chosen(dim, 4096, 4096), "attention_backward_sm90") << dim;
@@ -244,25 +251,25 @@ TEST(BackwardSm90, is_chosen_unless_there_are_few_queries) {
 }
 
 TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
-  const auto hopper = *select::cuda_device("sm_90a");
+  const auto hopper = *cuda_device("sm_90a");
   const AttentionProblem fits = args_for(128, 64, false).problem;
-  const auto selection = select::select_attention(fits, hopper);
+  const auto selection = selected(fits, hopper);
   ASSERT_FALSE(selection.candidates.empty());
-  EXPECT_EQ(selection.candidates.front().kernel, "attention_backward_sm90");
-  EXPECT_EQ(selection.candidates.front().workspace, *backward_sm90_workspace(fits, config_for(128, 64)));
+  EXPECT_EQ(selection.candidates.front().implementation->name, std::string("attention_backward_sm90"));
+  EXPECT_EQ(selection.candidates.front().offer.workspace, *backward_sm90_workspace(fits, config_for(128, 64)));
 
-  const auto expect_refusal = [](const AttentionProblem& problem, const select::Device& device, const char* why) {
-    const auto refused = select::select_attention(problem, device);
+  const auto expect_refusal = [](const AttentionProblem& problem, const Device& device, const char* why) {
+    const auto refused = selected(problem, device);
     ASSERT_FALSE(refused.candidates.empty()) << why;
-    EXPECT_EQ(refused.candidates.front().kernel, "attention_backward") << why;
+    EXPECT_EQ(refused.candidates.front().implementation->name, std::string("attention_backward")) << why;
     const auto refusal = std::find_if(refused.refusals.begin(), refused.refusals.end(),
                                       [](const auto& r) { return r.kernel == "attention_backward_sm90"; });
     ASSERT_NE(refusal, refused.refusals.end()) << why;
     EXPECT_NE(refusal->reason.find(why), std::string::npos) << refusal->reason;
-    EXPECT_NE(select::explain(problem, device, refused).find(why), std::string::npos);
+    EXPECT_NE(text_of(engine::explain<AttentionFamily>(problem, device, refused)).find(why), std::string::npos);
   };
-  expect_refusal(fits, *select::cuda_device("sm_89"), "sm_90a");
-  expect_refusal(fits, *select::cuda_device("sm_90"), "sm_90a");
+  expect_refusal(fits, *cuda_device("sm_89"), "sm_90a");
+  expect_refusal(fits, *cuda_device("sm_90"), "sm_90a");
   struct Change {
     void (*apply)(AttentionProblem&);
     const char* why;
@@ -287,4 +294,4 @@ TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::attention

@@ -1,9 +1,12 @@
-#include "ops/combine.h"
+#include "attention/split_combine.h"
 
 #include "tests/cuda/helpers.h"
 
 namespace tessera::cuda {
 namespace {
+
+using attention::combine_launch;
+using attention::CombineArgs;
 
 struct Case {
   DType dtype;

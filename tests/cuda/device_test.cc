@@ -1,14 +1,21 @@
 #include "cuda/device.h"
 
+#include "attention/backward_preprocess.h"
+#include "attention/split_combine.h"
 #include "cuda/code_arch.h"
 #include "cuda/kernel.h"
-#include "ops/combine.h"
-#include "ops/preprocess.h"
-#include "select/kernels.h"
 #include "tests/cuda/helpers.h"
 
 namespace tessera::cuda {
 namespace {
+
+using attention::backward_preprocess;
+using attention::combine_launch;
+using attention::CombineArgs;
+using attention::instance_of;
+using attention::preprocess_config;
+using attention::preprocess_launch;
+using attention::PreprocessArgs;
 
 TEST(Device, without_a_gpu_everything_says_why) {
   if (devices().ok()) GTEST_SKIP() << "this machine has a GPU";
@@ -102,7 +109,7 @@ TEST(CodeArch, a_device_newer_than_all_that_is_known_keeps_its_own_limits) {
 
 TEST(CodeArch, kernels_are_loaded_for_the_chosen_arch) {
   REQUIRE_DEVICE();
-  const jit::KernelInstance instance = select::instance_of(select::preprocess_config(DType::kFloat16, 8));
+  const jit::KernelInstance instance = instance_of(preprocess_config(DType::kFloat16, 8));
   const auto own = load_kernel(kDevice, instance);
   ASSERT_TRUE(own.ok()) << own.status().message();
   set_code_arch(*code_arch_for(*device(kDevice), "sm_75"));
@@ -127,7 +134,7 @@ TEST(Device, memory_goes_there_and_back) {
 
 TEST(Device, a_kernel_is_loaded_once_and_a_bad_launch_is_a_status_that_names_it) {
   REQUIRE_DEVICE();
-  const jit::KernelInstance instance = select::instance_of(select::preprocess_config(DType::kFloat16, 8));
+  const jit::KernelInstance instance = instance_of(preprocess_config(DType::kFloat16, 8));
   const auto first = load_kernel(kDevice, instance);
   ASSERT_TRUE(first.ok()) << first.status().message();
   const auto second = load_kernel(kDevice, instance);
@@ -158,8 +165,8 @@ PreprocessArgs some_preprocess(std::int64_t dim) {
 
 TEST(Launch, preprocess_loads_sixteen_bytes_where_everything_is_aligned_and_one_element_else) {
   const auto config_of = [](const PreprocessArgs& args) { return preprocess_launch(args)->instance.config; };
-  const auto wide = select::instance_of(select::preprocess_config(DType::kFloat16, 8)).config;
-  const auto narrow = select::instance_of(select::preprocess_config(DType::kFloat16, 1)).config;
+  const auto wide = instance_of(preprocess_config(DType::kFloat16, 8)).config;
+  const auto narrow = instance_of(preprocess_config(DType::kFloat16, 1)).config;
   PreprocessArgs args = some_preprocess(80);
   EXPECT_EQ(config_of(args), wide);
   args.o.data = reinterpret_cast<void*>(258);
@@ -178,8 +185,7 @@ TEST(Launch, preprocess_grid_covers_every_row) {
     ASSERT_TRUE(what.ok());
     const auto& p = what->params;
     const int vector = dim % 8 == 0 ? 8 : 1;
-    const int rows =
-        preprocess_rows_per_block(select::preprocess_config(DType::kFloat16, vector), int(p.lanes_per_row));
+    const int rows = preprocess_rows_per_block(preprocess_config(DType::kFloat16, vector), int(p.lanes_per_row));
     EXPECT_EQ(p.vectors, dim / vector);
     EXPECT_LE(p.lanes_per_row, 32u);
     EXPECT_GE(p.seq_tiles * static_cast<unsigned>(rows), 100u);
@@ -188,7 +194,7 @@ TEST(Launch, preprocess_grid_covers_every_row) {
   }
 }
 
-TEST(Launch, preprocess_s_blocks_have_equal_shares_of_what_is_to_be_zeroed) {
+TEST(Launch, preprocess_s_ctas_have_equal_shares_of_what_is_to_be_zeroed) {
   PreprocessArgs args = some_preprocess(64);
   for (const std::int64_t words : {0, 1, 5, 6, 7, 100000}) {
     args.zeroed_bytes = words * 16;
@@ -220,7 +226,7 @@ TEST(Launch, empty_tensors_launch_nothing_and_bad_ones_are_refused) {
   EXPECT_EQ(combine_launch(combine, 132).status().code(), TESSERA_UNSUPPORTED);
 }
 
-TEST(Launch, combine_fits_its_block_and_shares_splits_only_where_rows_are_few) {
+TEST(Launch, combine_fits_its_cta_and_shares_splits_only_if_rows_are_few) {
   for (const std::int64_t dim : {1, 8, 64, 72, 80, 128, 256, 2048}) {
     for (const std::int64_t splits : {1, 3, 64, 256}) {
       for (const std::int64_t rows : {1, 40, 1000000}) {

@@ -1,20 +1,26 @@
 #include <map>
 #include <set>
 
-#include "contract/work_order.h"
-#include "ops/attention_forward_sm90.h"
-#include "select/attention.h"
-#include "select/kernels.h"
+#include "attention/family.h"
+#include "attention/forward_sm90.h"
+#include "engine/select.h"
 #include "tests/cuda/helpers.h"
+#include "tile/scheduler.h"
 
-namespace tessera {
+namespace tessera::attention {
 namespace {
+
+using engine::cuda_device;
+
+engine::Selection<AttentionFamily> selected(const AttentionProblem& problem, const char* arch) {
+  return engine::select<AttentionFamily>(problem, *cuda_device(arch));
+}
 
 constexpr std::uintptr_t kAddress = 1 << 30;
 
-AttentionForwardSm90Config config_for(int dim, int narrowest_panel) {
-  auto config = select::forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).front();
-  config.narrowest_panel = narrowest_panel;
+AttentionForwardSm90Config config_for(int dim, int min_atom) {
+  auto config = forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).front();
+  config.min_atom = min_atom;
   return config;
 }
 
@@ -33,23 +39,23 @@ AttentionArgs args_for(int dim, bool packed) {
   return args;
 }
 
-TEST(ForwardSm90, panels_cover_every_column_once_and_keep_to_their_swizzle) {
+TEST(ForwardSm90, swizzle_atoms_cover_every_column_once) {
   for (int dim = 8; dim <= 256; dim += 8) {
-    for (const int narrowest : {64, 16}) {
+    for (const int min_atom : {64, 16}) {
       int column = 0;
-      while (column < padded_dim(dim, narrowest)) {
-        const Panel panel = panel_at(dim, narrowest, column);
-        ASSERT_EQ(panel.column, column) << dim;
-        for (int c = column; c < column + panel.width; ++c) {
-          ASSERT_EQ(panel_at(dim, narrowest, c).column, column) << dim << " at " << c;
+      while (column < padded_dim(dim, min_atom)) {
+        const SwizzleAtom atom = atom_at(dim, min_atom, column);
+        ASSERT_EQ(atom.column, column) << dim;
+        for (int c = column; c < column + atom.width; ++c) {
+          ASSERT_EQ(atom_at(dim, min_atom, c).column, column) << dim << " at " << c;
         }
         // A swizzle repeats every eight of its rows; a tile has a multiple of 16.
-        ASSERT_EQ(panel_offset(panel, 16) % (8 * panel.width * 2), 0) << dim;
-        column += panel.width;
+        ASSERT_EQ(atom_offset(atom, 16) % (8 * atom.width * 2), 0) << dim;
+        column += atom.width;
       }
-      EXPECT_EQ(column, padded_dim(dim, narrowest));
+      EXPECT_EQ(column, padded_dim(dim, min_atom));
       EXPECT_GE(column, dim);
-      EXPECT_LT(column - dim, narrowest == 64 ? 64 : 16);
+      EXPECT_LT(column - dim, min_atom == 64 ? 64 : 16);
     }
   }
 }
@@ -57,9 +63,9 @@ TEST(ForwardSm90, panels_cover_every_column_once_and_keep_to_their_swizzle) {
 TEST(ForwardSm90, default_tiles_fit_shared_memory) {
   for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
-      for (const bool banded : {false, true}) {
-        for (const bool general : {false, true}) {
-          for (const auto& config : select::forward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, banded, general)) {
+      for (const bool masked : {false, true}) {
+        for (const bool score_mod : {false, true}) {
+          for (const auto& config : forward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, masked, score_mod)) {
             ASSERT_LE(forward_sm90_layout(config).bytes, limits_of(90).shared_memory_per_block)
                 << dim_qk << ", " << dim_v;
           }
@@ -167,25 +173,25 @@ TEST(ForwardSm90, one_packed_row_gets_strides_that_the_driver_takes) {
 
 TEST(ForwardSm90, is_chosen_on_hopper_and_nowhere_else) {
   AttentionProblem problem = args_for(128, false).problem;
-  const auto hopper = select::select_attention(problem, *select::cuda_device("sm_90a"));
+  const auto hopper = selected(problem, "sm_90a");
   ASSERT_FALSE(hopper.candidates.empty());
-  EXPECT_EQ(hopper.candidates.front().kernel, "attention_forward_sm90");
-  EXPECT_EQ(hopper.candidates.back().kernel, "attention_forward");
+  EXPECT_EQ(hopper.candidates.front().implementation->name, std::string("attention_forward_sm90"));
+  EXPECT_EQ(hopper.candidates.back().implementation->name, std::string("attention_forward"));
   problem.tensor_maps = false;
   std::set<std::string> refused;
-  for (const auto& refusal : select::select_attention(problem, *select::cuda_device("sm_90a")).refusals) {
+  for (const auto& refusal : selected(problem, "sm_90a").refusals) {
     refused.insert(refusal.kernel);
   }
   EXPECT_TRUE(refused.count("attention_forward_sm90"));
   problem.tensor_maps = true;
   for (const char* arch : {"sm_89", "sm_90"}) {
-    for (const auto& candidate : select::select_attention(problem, *select::cuda_device(arch)).candidates) {
-      EXPECT_NE(candidate.kernel, "attention_forward_sm90");
+    for (const auto& candidate : selected(problem, arch).candidates) {
+      EXPECT_NE(candidate.implementation->name, std::string("attention_forward_sm90"));
     }
   }
 }
 
-TEST(ForwardSm90, consumers_share_rows_where_few_queries_see_many_keys) {
+TEST(ForwardSm90, consumers_split_a_tile_if_few_queries_see_many_keys) {
   const auto is_split = [](std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k, int dim, bool causal) {
     AttentionProblem problem = args_for(dim, false).problem;
     problem.batch = batch;
@@ -195,8 +201,9 @@ TEST(ForwardSm90, consumers_share_rows_where_few_queries_see_many_keys) {
     problem.causal = causal;
     problem.alignment = Alignment::kBottomRight;
     problem.scale = 0.125f;
-    const auto chosen = select::select_attention(problem, *select::cuda_device("sm_90a")).candidates.front();
-    return chosen.forward_sm90 && chosen.forward_sm90->split;
+    const auto chosen = selected(problem, "sm_90a").candidates.front();
+    const auto config = engine::from_main<AttentionForwardSm90Config>(chosen.offer.config);
+    return config && config->intra_cta_split;
   };
   for (const bool causal : {false, true}) {
     for (const int dim : {32, 64, 80, 128}) {
@@ -211,52 +218,52 @@ TEST(ForwardSm90, consumers_share_rows_where_few_queries_see_many_keys) {
   }
 }
 
-TEST(ForwardSm90, parts_of_consumers_that_share_rows_lie_between_the_tiles_and_the_barriers) {
+TEST(ForwardSm90, partial_results_of_an_intra_cta_split_lie_between_the_tiles_and_the_barriers) {
   for (const int dim : {64, 80, 128}) {
-    const auto config = select::forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).back();
-    ASSERT_TRUE(config.split);
+    const auto config = forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).back();
+    ASSERT_TRUE(config.intra_cta_split);
     EXPECT_EQ(block_q_of(config), 64);
     const ForwardSm90Layout at = forward_sm90_layout(config);
-    EXPECT_EQ(at.q_stage, 64 * padded_dim(dim, config.narrowest_panel) * 2);
+    EXPECT_EQ(at.q_stage, 64 * padded_dim(dim, config.min_atom) * 2);
     EXPECT_EQ(at.parts, at.v + config.stages * at.v_stage);
     EXPECT_EQ(at.parts % 16, 0);
     // O, two references and two sums for each thread of all consumers but one, fp32.
     EXPECT_EQ(at.q_full - at.parts, (config.consumers - 1) * kWarpgroup * (64 * dim / kWarpgroup + 4) * 4);
     auto alone = config;
-    alone.split = false;
+    alone.intra_cta_split = false;
     EXPECT_EQ(forward_sm90_layout(alone).parts, forward_sm90_layout(alone).q_full);
   }
 }
 
-TEST(ForwardSm90, joined_boxes_hold_all_heads_of_a_group_query_by_query) {
+TEST(ForwardSm90, packed_gqa_boxes_hold_all_heads_of_a_group_query_by_query) {
   AttentionArgs args = args_for(64, true);
   args.problem.heads_q = 8;
   args.problem.heads_kv = 2;
   AttentionForwardSm90Config config = config_for(64, 64);
-  config.joined = true;
-  ASSERT_TRUE(can_join_heads(args.problem, config));
-  const auto joined = forward_sm90_boxes(args, config);
-  config.joined = false;
+  config.pack_gqa = true;
+  ASSERT_TRUE(can_pack_gqa(args.problem, config));
+  const auto packed = forward_sm90_boxes(args, config);
+  config.pack_gqa = false;
   const auto plain = forward_sm90_boxes(args, config);
-  ASSERT_TRUE(joined.ok() && plain.ok());
-  const cuda::TensorBox& q = joined->q.box[0];
+  ASSERT_TRUE(packed.ok() && plain.ok());
+  const cuda::TensorBox& q = packed->q.box[0];
   EXPECT_EQ(q.rows, 4U);
   EXPECT_EQ(q.rows * q.layers, static_cast<std::uint32_t>(block_q_of(config)));
   const cuda::TensorBox& other = plain->q.box[0];
   EXPECT_EQ(q.address, other.address);
   EXPECT_EQ(q.extents, (std::array{other.extents[0], other.extents[2], other.extents[1], other.extents[3]}));
   EXPECT_EQ(q.strides, (std::array{other.strides[1], other.strides[0], other.strides[2]}));
-  EXPECT_EQ(joined->k.box[0], plain->k.box[0]);
+  EXPECT_EQ(packed->k.box[0], plain->k.box[0]);
 }
 
-TEST(ForwardSm90, heads_are_joined_only_where_a_tile_holds_whole_groups) {
+TEST(ForwardSm90, gqa_is_packed_only_if_a_tile_holds_whole_groups) {
   AttentionProblem problem = args_for(64, false).problem;
   AttentionForwardSm90Config config = config_for(64, 64);
   config.consumers = 1;  // 64 rows
   const auto fits = [&](std::int64_t heads, std::int64_t heads_kv) {
     problem.heads_q = heads;
     problem.heads_kv = heads_kv;
-    return can_join_heads(problem, config);
+    return can_pack_gqa(problem, config);
   };
   EXPECT_TRUE(fits(8, 2));
   EXPECT_TRUE(fits(64, 1));
@@ -282,4 +289,4 @@ TEST(ForwardSm90, tensor_maps_are_made_by_the_driver) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::attention

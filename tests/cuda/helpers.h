@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/problem.h"
 #include "cuda/memory.h"
-#include "ops/attention.h"
 
 // Leaves the test with a reason where no GPU is there.
 #define REQUIRE_DEVICE() \

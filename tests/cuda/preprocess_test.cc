@@ -1,9 +1,12 @@
-#include "ops/preprocess.h"
+#include "attention/backward_preprocess.h"
 
 #include "tests/cuda/helpers.h"
 
 namespace tessera::cuda {
 namespace {
+
+using attention::preprocess_launch;
+using attention::PreprocessArgs;
 
 constexpr double kLog2E = 1.4426950408889634074;
 

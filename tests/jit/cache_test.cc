@@ -89,13 +89,13 @@ TEST_F(CacheTest, another_kernels_entry_under_this_name_is_a_miss) {
 TEST_F(CacheTest, a_foreign_version_is_a_miss_even_with_a_right_checksum) {
   ASSERT_TRUE(cache.store(kKey, some_image()).ok());
   std::string bytes = read_file(entry_path());
-  ASSERT_EQ(bytes[8], static_cast<char>(kCacheFormat));  // behind the magic of 8 bytes
+  ASSERT_EQ(bytes[8], static_cast<char>(kCacheFormat));  // after the magic of 8 bytes
   bytes[8] = static_cast<char>(kCacheFormat + 1);
   bytes.resize(bytes.size() - 16);
   bytes += checksum_bytes(bytes);
   write_file(entry_path(), bytes);
   EXPECT_EQ(cache.load(kKey), nullptr);
-  bytes[8] = static_cast<char>(kCacheFormat);  // the same surgery with the right version is a hit
+  bytes[8] = static_cast<char>(kCacheFormat);  // the same change with the right version is a hit
   bytes.resize(bytes.size() - 16);
   bytes += checksum_bytes(bytes);
   write_file(entry_path(), bytes);
@@ -227,7 +227,7 @@ TEST_F(JitCacheTest, an_image_is_compiled_once_then_found_in_memory_and_on_disk)
   EXPECT_EQ(*third->image, *first->image);
 }
 
-TEST_F(JitCacheTest, a_broken_entry_is_compiled_anew_and_replaced) {
+TEST_F(JitCacheTest, a_broken_entry_is_compiled_again_and_replaced) {
   REQUIRE_NVRTC();
   ASSERT_TRUE(get(some_request()).ok());
   const auto key = key_of(some_request());
@@ -302,7 +302,7 @@ TEST_F(JitCacheTest, forbidding_to_compile_names_the_switch_and_still_uses_the_c
 
 TEST_F(JitCacheTest, a_read_only_folder_works_without_a_cache_and_says_so) {
   REQUIRE_NVRTC();
-  // A folder of ours in which nobody, root included, can make a file.
+  // A folder of our own in which nobody, root included, can create a file.
   const ScopedEnvironment read_only("TESSERA_CACHE_DIR", "/proc/self");
   const auto found = get(some_request());
   ASSERT_TRUE(found.ok()) << found.status().message();

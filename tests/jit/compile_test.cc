@@ -1,19 +1,17 @@
 #include <set>
 
-#include "contract/mma_peak.h"
-#include "jit/config_text.h"
 #include "tests/jit/helpers.h"
 
 namespace tessera::jit {
 namespace {
 
 TEST(Compile, the_program_is_the_header_and_one_call_with_its_config_by_field_name) {
-  const KernelInstance instance = select::instance_of(select::preprocess_config(DType::kBFloat16, 8));
-  EXPECT_EQ(instance.config,
-            "BackwardPreprocessConfig{.dtype = DType::kBFloat16, .vector = 8, .unroll = 4, .threads = 256}");
+  const KernelInstance instance = some_request("sm_80", DType::kBFloat16).instance;
+  EXPECT_EQ(instance.config, "MmaPeakConfig{.dtype = DType::kBFloat16}");
   const std::string program = program_text(instance);
-  EXPECT_NE(program.find("#include \"attention/backward_preprocess.cuh\""), std::string::npos);
-  EXPECT_NE(program.find("backward_preprocess<" + instance.config + ">(params)"), std::string::npos);
+  EXPECT_NE(program.find("#include \"bench/mma_peak.cuh\""), std::string::npos);
+  EXPECT_NE(program.find("__launch_bounds__(256, 2)"), std::string::npos);
+  EXPECT_NE(program.find("mma_peak<" + instance.config + ">(params)"), std::string::npos);
 }
 
 TEST(Compile, a_cubin_comes_with_ptxas_report_and_ptx_without) {
@@ -38,22 +36,14 @@ TEST(Compile, a_cubin_comes_with_ptxas_report_and_ptx_without) {
   EXPECT_EQ((*ptx)->resources.registers, -1);
 }
 
-// What the benchmark holds kernels against: nothing but products in the loop.
+// The benchmark compares kernels with this one: its loop must contain nothing but products.
 TEST(Compile, the_tensor_core_peak_keeps_all_its_products_on_every_arch) {
   REQUIRE_NVRTC();
-  for (const std::string& arch : select::known_archs()) {
+  for (const std::string arch : kArchs) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       if (dtype == DType::kBFloat16 && arch == "sm_75") continue;
-      CompileRequest request{{.name = "mma_peak",
-                              .header = "bench/mma_peak.cuh",
-                              .entry = "mma_peak",
-                              .params = "MmaPeakParams",
-                              .config = config_text("MmaPeakConfig", MmaPeakConfig{dtype}),
-                              .threads = kMmaPeakThreads,
-                              .min_blocks = 2},
-                             {arch, true},
-                             {},
-                             {}};
+      CompileRequest request = some_request(arch, dtype);
+      request.target.ptx = true;
       const auto ptx = compile(request);
       ASSERT_TRUE(ptx.ok()) << ptx.status().message();
       const std::string shape = arch == "sm_75" ? "mma.sync.aligned.m16n8k8" : "mma.sync.aligned.m16n8k16";
@@ -81,7 +71,7 @@ TEST(Compile, a_second_compilation_of_the_same_kernel_reports_again) {
 TEST(Compile, an_error_carries_the_compilers_words) {
   REQUIRE_NVRTC();
   CompileRequest request = some_request();
-  request.instance.config = "BackwardPreprocessConfig{.no_such_field = 1}";
+  request.instance.config = "MmaPeakConfig{.no_such_field = 1}";
   const auto image = compile(request);
   ASSERT_FALSE(image.ok());
   EXPECT_EQ(image.status().code(), TESSERA_COMPILE_FAILED);
@@ -91,12 +81,12 @@ TEST(Compile, an_error_carries_the_compilers_words) {
 TEST(Compile, the_key_changes_with_source_header_config_arch_kind_bounds_and_options) {
   REQUIRE_NVRTC();
   std::vector<CompileRequest> requests(9, some_request());
-  requests[1].instance.config = select::instance_of(select::preprocess_config(DType::kFloat16, 1)).config;
+  requests[1].instance.config = some_request("sm_80", DType::kBFloat16).instance.config;
   requests[2].target.arch = "sm_86";
   requests[3].target.ptx = true;
   requests[4].extra_options = {"--use_fast_math"};
-  requests[5].extra_sources = {{"attention/backward_preprocess.cuh", "// another kernel\n"}};
-  requests[6].extra_sources = {{"ptx/convert.cuh", "// another header, two includes away\n"}};
+  requests[5].extra_sources = {{kSomeHeader, "// another kernel\n"}};
+  requests[6].extra_sources = {{"tile/types.h", "// another header, two includes away\n"}};
   requests[7].instance.min_blocks = 1;
   requests[8].instance.threads = 128;
   std::set<std::string> keys;
@@ -111,15 +101,15 @@ TEST(Compile, the_key_changes_with_source_header_config_arch_kind_bounds_and_opt
 TEST(Compile, the_key_does_not_change_with_what_the_kernel_does_not_include) {
   REQUIRE_NVRTC();
   CompileRequest request = some_request();
-  request.extra_sources = {{"attention/other.cuh", "int x;"}};
+  request.extra_sources = {{"bench/other.cuh", "int x;"}};
   EXPECT_EQ(key_of(request)->hex(), key_of(some_request())->hex());
 }
 
 TEST(Sources, reachable_follows_includes_and_stays_inside_kernels) {
   std::set<std::string> paths;
-  for (const Source* source : reachable("attention/split_combine.cuh", {})) paths.insert(source->path);
-  EXPECT_EQ(paths, (std::set<std::string>{"attention/split_combine.cuh", "contract/split_combine.h", "contract/types.h",
-                                          "ptx/convert.cuh", "ptx/global.cuh", "ptx/grid.cuh", "ptx/math.cuh"}));
+  for (const Source* source : reachable(kSomeHeader, {})) paths.insert(source->path);
+  EXPECT_EQ(paths,
+            (std::set<std::string>{"bench/mma_peak.cuh", "bench/mma_peak_config.h", "ptx/mma.cuh", "tile/types.h"}));
 }
 
 TEST(Sources, kernels_include_nothing_from_outside_kernels) {
@@ -136,7 +126,7 @@ TEST(Sources, kernels_include_nothing_from_outside_kernels) {
   }
 }
 
-// A folder as kernels/ is, but for one file, to which text is added; it need not have been there.
+// A copy of kernels/ in which text is added to one file, which is created if it does not exist.
 struct KernelFolder : TemporaryFolder {
   KernelFolder(const std::string& changed, const std::string& added) {
     for (const Source& source : embedded_sources()) write(source.path, source.text);
@@ -148,14 +138,12 @@ struct KernelFolder : TemporaryFolder {
   }
 };
 
-constexpr const char* kSomeHeader = "attention/backward_preprocess.cuh";  // of some_request()
-
 TEST(Sources, what_a_folder_holds_is_compiled_and_has_a_key_and_a_hash_of_its_own) {
   REQUIRE_NVRTC();
   const Key key = *key_of(some_request());
   const std::string hash = code_hash(kSomeHeader);
-  const KernelFolder same("new.cuh", "int x;"), commented(kSomeHeader, "// more\n"),
-      deep("ptx/convert.cuh", "int x;\n"), broken(kSomeHeader, "no_such_type x;\n");
+  const KernelFolder same("new.cuh", "int x;"), commented(kSomeHeader, "// more\n"), deep("ptx/mma.cuh", "int x;\n"),
+      broken(kSomeHeader, "no_such_type x;\n");
   const auto in_folder = [](const std::string& folder, auto&& check) {
     const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", folder.c_str());
     ASSERT_TRUE(kernel_sources().status.ok()) << kernel_sources().status.message();
@@ -184,10 +172,14 @@ TEST(Sources, what_a_folder_holds_is_compiled_and_has_a_key_and_a_hash_of_its_ow
 
 TEST(Sources, a_folder_that_cannot_be_used_is_an_error_and_nothing_else_is_compiled) {
   REQUIRE_NVRTC();
-  const KernelFolder other("contract/types.h", "int x;\n");
+  const KernelFolder types("tile/types.h", "int x;\n"), config("bench/mma_peak_config.h", "int x;\n");
+  KernelFolder missing("tile/types.h", "");
+  std::filesystem::remove(missing.path + "/tile/arch.h");
   const TemporaryFolder empty;
-  for (const auto& [folder, part] : {std::pair{other.path, "contract/types.h is not the one"},
-                                     {empty.path, "no contract/"},
+  for (const auto& [folder, part] : {std::pair{types.path, "its tile/types.h is not the one"},
+                                     {config.path, "its bench/mma_peak_config.h is not the one"},
+                                     {missing.path, "no tile/arch.h"},
+                                     {empty.path, "there is no "},
                                      {empty.path + "/nothing", "No such file"}}) {
     const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", folder.c_str());
     for (const Status& s : {key_of(some_request()).status(), compile(some_request()).status()}) {
@@ -197,7 +189,7 @@ TEST(Sources, a_folder_that_cannot_be_used_is_an_error_and_nothing_else_is_compi
     }
     EXPECT_TRUE(kernel_sources().files.empty());
   }
-  const KernelFolder commented("contract/types.h", "// what the host does not see either\n");
+  const KernelFolder commented("tile/types.h", "// the host does not see this either\n");
   const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", commented.path.c_str());
   EXPECT_TRUE(key_of(some_request()).ok());
 }
@@ -210,46 +202,13 @@ TEST(Sources, stripping_comments_leaves_code_and_literals) {
 TEST(Report, is_read_out_of_the_log) {
   const Resources r = parse_resources(
       "ptxas info    : 12 bytes gmem\n"
-      "ptxas info    : Function properties for tessera_kernel\n"
+      "ptxas info    : Function properties for tessera_mma_peak\n"
       "    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads\n"
       "ptxas info    : Used 168 registers, used 1 barriers, 6144 bytes smem, 500 bytes cmem[0]\n");
   EXPECT_EQ(r, (Resources{168, 16, 24, 32, 6144, false}));
   EXPECT_TRUE(parse_resources("ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
                               "serialized due to something in function 'f'")
                   .wgmma_serialized);
-}
-
-TEST(Nvrtc, an_explicit_place_is_the_only_one_and_an_error_lists_what_was_tried) {
-  const ScopedEnvironment chosen("TESSERA_NVRTC", "/nowhere/libnvrtc.so.13");
-  const auto places = nvrtc_places();
-  ASSERT_EQ(places.size(), 1u);
-  EXPECT_EQ(places[0].path, "/nowhere/libnvrtc.so.13");
-  EXPECT_FALSE(places[0].exists);
-}
-
-TEST(Nvrtc, places_come_in_the_documented_order) {
-  TemporaryFolder folder;
-  const std::string toolkit = folder.path + "/toolkit";
-  const std::string venv = folder.path + "/venv";
-  const std::string wheel = venv + "/lib/python3.11/site-packages/nvidia/cu13/lib";
-  std::filesystem::create_directories(toolkit + "/lib64");
-  std::filesystem::create_directories(wheel);
-  write_file(toolkit + "/lib64/libnvrtc.so.13", "");
-  write_file(wheel + "/libnvrtc.so.13", "");
-  const ScopedEnvironment chosen("TESSERA_NVRTC", nullptr);
-  const ScopedEnvironment home("CUDA_HOME", toolkit.c_str());
-  const ScopedEnvironment active("VIRTUAL_ENV", venv.c_str());
-  const auto places = nvrtc_places();
-  const auto index_of = [&](const std::string& path) {
-    for (std::size_t i = 0; i < places.size(); ++i) {
-      if (places[i].path == path) return static_cast<int>(i);
-    }
-    return -1;
-  };
-  EXPECT_EQ(index_of(toolkit + "/lib64/libnvrtc.so.13"), 0);
-  EXPECT_GT(index_of(wheel + "/libnvrtc.so.13"), 0);
-  EXPECT_GT(index_of("libnvrtc.so.13"), index_of(wheel + "/libnvrtc.so.13"));
-  EXPECT_EQ(places.back().path, "libnvrtc.so");
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "jit/gate.h"
 
-#include "contract/arch.h"
 #include "tests/jit/helpers.h"
+#include "tile/arch.h"
 
 namespace tessera::jit {
 namespace {
@@ -39,7 +39,7 @@ constexpr const char* kHarmless = "p.data[threadIdx.x] += config.value;";
 
 TEST(Gate, a_harmless_kernel_passes_on_every_arch) {
   REQUIRE_NVRTC();
-  for (const std::string& arch : select::known_archs()) {
+  for (const std::string arch : kArchs) {
     const GateRow row = row_of(request_for(arch, kHarmless, 128, 0));
     EXPECT_TRUE(row.passed()) << arch << ": " << row.failure;
     EXPECT_GT(row.resources.registers, 0);
@@ -136,36 +136,19 @@ TEST(Gate, a_kernel_that_does_not_compile_is_a_failed_row_and_the_others_go_on) 
   EXPECT_EQ(calls, 3);
 }
 
-TEST(Gate, an_unknown_arch_is_refused_before_anything_is_compiled) {
-  const auto report = select::compile_gate({"sm_42"}, {});
-  ASSERT_FALSE(report.ok());
-  EXPECT_EQ(report.status().code(), TESSERA_INVALID_ARGUMENT);
-  EXPECT_NE(report.status().message().find("sm_42"), std::string::npos);
+TEST(Gate, an_arch_with_unknown_limits_is_refused) {
+  EXPECT_EQ(refusal({40, 0, 0, 0, 0, false}, 0, "sm_80"), "");
+  EXPECT_NE(refusal({40, 0, 0, 0, 0, false}, 0, "sm_42").find("sm_42"), std::string::npos);
 }
 
-TEST(Gate, every_kernel_has_its_own_name) {
-  for (const std::string& arch : select::known_archs()) {
-    std::vector<std::string> names;
-    for (const KernelInstance& instance : select::kernels_for(arch)) names.push_back(instance.name);
-    std::sort(names.begin(), names.end());
-    EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << arch;
-  }
-}
-
-// A few, two at once; `tessera compile` does all of them.
-TEST(Gate, kernels_pass_on_the_oldest_and_the_newest_arch) {
+TEST(Gate, a_kernel_of_the_library_passes_on_the_oldest_and_the_newest_arch) {
   REQUIRE_NVRTC();
-  std::vector<CompileRequest> requests;
-  for (const char* arch : {"sm_75", "sm_90a"}) {
-    const std::vector<KernelInstance> all = select::kernels_for(arch);
-    for (std::size_t i = 0; i < all.size(); i += all.size() / 6) requests.push_back({all[i], {arch, false}, {}, {}});
-  }
   GateOptions options;
   options.use_cache = false;
   options.threads = 2;
-  const auto report = run_gate(requests, options);
+  const auto report = run_gate({some_request("sm_75"), some_request("sm_90a")}, options);
   ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_EQ(report->rows.size(), requests.size());
+  EXPECT_EQ(report->rows.size(), 2u);
   for (const GateRow& row : report->rows) {
     EXPECT_TRUE(row.passed()) << row.kernel << " " << row.arch << ": " << row.failure;
   }

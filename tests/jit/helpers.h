@@ -12,9 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "bench/mma_peak_config.h"
+#include "jit/config_text.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
-#include "select/kernels.h"
 
 namespace tessera::jit {
 
@@ -66,8 +67,22 @@ inline void write_file(const std::string& path, const std::string& bytes) {
   chmod(path.c_str(), 0600);
 }
 
-inline CompileRequest some_request() {
-  return {select::instance_of(select::preprocess_config(DType::kFloat16, 8)), {"sm_80", false}, {}, {}};
+inline constexpr const char* kArchs[] = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"};
+
+// A kernel that belongs to no family.
+inline constexpr const char* kSomeHeader = "bench/mma_peak.cuh";
+
+inline CompileRequest some_request(const std::string& arch = "sm_80", DType dtype = DType::kFloat16) {
+  return {{.name = "mma_peak",
+           .header = kSomeHeader,
+           .entry = "mma_peak",
+           .params = "MmaPeakParams",
+           .config = config_text("MmaPeakConfig", MmaPeakConfig{dtype}),
+           .threads = kMmaPeakThreads,
+           .min_blocks = 2},
+          {arch, false},
+          {},
+          {}};
 }
 
 }  // namespace tessera::jit

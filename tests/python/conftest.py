@@ -1,14 +1,14 @@
 import os
 
-# Before torch is imported. oneDNN's AMX code, which PyTorch's own bf16 products take, dies with SIGILL on some virtual
-# machines; models come from configs, never from a hub.
+# Set before torch is imported. oneDNN's AMX code, which PyTorch uses for bf16 matrix products, crashes with SIGILL on
+# some virtual machines. Models are built from configs, never downloaded.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-torch.set_num_threads(1)  # the problems are tiny, and the tests run side by side
+torch.set_num_threads(1)  # the problems are tiny, and the tests run in parallel
 
 DEVICES = [
     "cpu",
@@ -23,7 +23,7 @@ def device(request):
 
 @pytest.fixture
 def dtype(device):
-    """The type a test takes where it does not care: the CPU's most exact one, a GPU's usual one."""
+    """For tests that hold for any type: the CPU's most accurate one, a GPU's usual one."""
     return torch.float32 if device == "cpu" else torch.bfloat16
 
 

@@ -8,21 +8,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import assert_accurate, attention as reference
+from reference import assert_accurate, attention as reference, qkv, tensors
 from torch.utils.checkpoint import checkpoint
 
 import tessera
 
 TYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16, torch.float16)}
-
-
-def tensors(*shapes, device, dtype, grad=False):
-    return [torch.randn(shape, device=device).to(dtype).requires_grad_(grad) for shape in shapes]
-
-
-def qkv(b=2, sq=37, sk=None, hq=4, hkv=2, d=64, dv=None, **rest):
-    sk, dv = sk or sq, dv or d
-    return tensors((b, sq, hq, d), (b, sk, hkv, d), (b, sk, hkv, dv), **rest)
 
 
 def reference_of(inputs, dout, dlse, precision, **masks):
@@ -117,11 +108,11 @@ def test_log_sum_exp_is_differentiable(device, dtype):
     check(qkv(device=device, dtype=dtype, grad=True), with_dlse=True, causal=True)
     inputs = qkv(device=device, dtype=dtype, grad=True)
     _, lse = tessera.attention(*inputs, return_lse=True)
-    dq, dk, dv = torch.autograd.grad(lse.sum(), inputs)  # out has no gradient at all
+    dq, dk, dv = torch.autograd.grad(lse.sum(), inputs)  # out gets no gradient
     assert dq.abs().sum() > 0 and dk.abs().sum() > 0 and (dv == 0).all()
 
 
-def test_strides_are_taken_as_they_are(device, dtype):
+def test_any_strides_are_accepted_without_a_copy(device, dtype):
     packed = torch.randn(2, 30, 3, 4, 64, device=device, dtype=dtype)
     views = [packed[:, :, i] for i in range(3)]
     heads_first = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in views]
@@ -136,7 +127,7 @@ def test_strides_are_taken_as_they_are(device, dtype):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_rows_may_start_anywhere(device, dtype, batch):
-    """Aligned rows and others take different kernels on a GPU; one's plan must not be taken for the other."""
+    """On a GPU, aligned and unaligned rows use different kernels; a plan for one must not be used for the other."""
     shape = (batch, 24, 2, 64)
     want = None
     for offset in (0, 1, 0, 4, 3):
@@ -160,7 +151,7 @@ def test_inputs_are_not_copied(device, dtype):
     with torch.profiler.profile() as profile, torch.no_grad():
         tessera.attention(q, k, v)
     names = {event.name for event in profile.events()}
-    assert any("empty" in name for name in names), names  # so that a copy would have been seen too
+    assert any("empty" in name for name in names), names  # the profiler would have recorded a copy
     assert not names & {"aten::copy_", "aten::clone", "aten::contiguous"}, names
 
 
@@ -204,7 +195,7 @@ def test_max_seqlen_may_be_a_tensor_that_changes(device, dtype):
 
 
 def test_rows_past_the_last_packed_sequence_are_zero(device, dtype):
-    """The kernels do not touch them, so whatever the allocator had there would come back."""
+    """The kernels do not write them, so they would be uninitialized memory."""
     cu = torch.tensor([0, 5, 9], dtype=torch.int32, device=device)
     for _ in range(3):
         junk = [torch.full((40, 4, 64), torch.inf, device=device, dtype=dtype) for _ in range(8)]
@@ -217,8 +208,8 @@ def test_rows_past_the_last_packed_sequence_are_zero(device, dtype):
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_packed_sequences_of_other_lengths_follow_each_other(device, dtype, given):
-    """A plan made for one batch's lengths must not be taken for a longer one's."""
+def test_packed_sequences_of_different_lengths_one_after_another(device, dtype, given):
+    """A plan made for one batch's lengths must not be used for longer ones."""
     for lengths in ([20, 24, 20], [2, 2, 60], [60, 2, 2], [1, 1, 62], [64, 0, 0]):
         cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
         longest = dict(max_seqlen_q=max(lengths), max_seqlen_k=max(lengths)) if given else {}
@@ -289,7 +280,7 @@ def test_meta_tensors_give_shapes():
 
 def test_parameters_and_modules(device, dtype):
     q, k, v = (torch.nn.Parameter(t) for t in qkv(device=device, dtype=dtype))
-    tessera.attention(q, k, v).sum().backward()  # the gradient of sum() is expanded: no row of it is contiguous
+    tessera.attention(q, k, v).sum().backward()  # the gradient of sum() is expanded: no row is contiguous
     assert all(t.grad is not None and t.grad.isfinite().all() for t in (q, k, v))
 
 
@@ -363,7 +354,7 @@ def test_functional_grad(device, dtype):
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-def test_tensors_that_a_transform_left_behind_are_taken(device, dtype):
+def test_tensors_that_escaped_a_transform_are_accepted(device, dtype):
     q, k, v = qkv(device=device, dtype=dtype)
     left = []
 
@@ -381,7 +372,7 @@ def test_tensors_that_a_transform_left_behind_are_taken(device, dtype):
 
 def test_a_trace_records_the_operator(device, dtype):
     q, k, v = qkv(device=device, dtype=dtype)
-    with warnings.catch_warnings():  # that it is deprecated
+    with warnings.catch_warnings():  # torch.jit.trace is deprecated
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(lambda a, b, c: tessera.attention(a, b, c), (q, k, v), check_trace=False)
     assert "tessera::attention" in str(traced.graph)
@@ -397,7 +388,7 @@ def test_a_gradient_with_strides_of_zero_after_a_dense_one(device, dtype):
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-def test_slopes_that_want_a_gradient_are_refused_whether_or_not_others_do(device, dtype):
+def test_slopes_that_require_a_gradient_are_refused(device, dtype):
     q, k, v = qkv(device=device, dtype=dtype)
     slopes = torch.rand(q.shape[2], device=device, requires_grad=True)
     for wanted in (False, True):
@@ -405,7 +396,7 @@ def test_slopes_that_want_a_gradient_are_refused_whether_or_not_others_do(device
             tessera.attention(q.requires_grad_(wanted), k, v, alibi=slopes, alignment="top_left")
 
 
-def test_the_backward_refuses_what_no_view_holds():
+def test_the_backward_refuses_too_many_dims():
     deep = [torch.randn(1, 1, 1, 1, 1, 8, 64) for _ in range(3)]
     rows = [torch.randn(1, 8, 1, 64) for _ in range(3)]
     with pytest.raises(tessera.Error, match="q has 7 dims"):
@@ -441,12 +432,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("change, sentence", BAD, ids=[str(i) for i in range(len(BAD))])
+@pytest.mark.parametrize("change, message", BAD, ids=[str(i) for i in range(len(BAD))])
 @pytest.mark.parametrize("grad", [False, True])
-def test_bad_input_gets_one_exception_type_and_a_sentence(change, sentence, grad):
+def test_invalid_arguments_raise_one_exception_type_with_a_message(change, message, grad):
     q, k, v = (torch.randn(2, 8, 4, 64, requires_grad=grad) for _ in range(3))
     call = dict(q=q, k=k, v=v) | change
-    with pytest.raises(tessera.Error, match=sentence) as caught:
+    with pytest.raises(tessera.Error, match=message) as caught:
         tessera.attention(call.pop("q"), call.pop("k"), call.pop("v"), **call)
     assert caught.value.status in ("invalid_argument", "unsupported")
 
@@ -470,6 +461,26 @@ def test_explain_names_the_kernel():
         tessera.explain(q, k, k)
     with pytest.raises(tessera.Error, match="sm_12"):
         tessera.explain(q, k, k, arch="sm_12")
+
+
+def test_explain_as_data():
+    q = torch.empty(2, 128, 8, 80, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(2, 256, 2, 80, dtype=torch.bfloat16, device="meta")
+    call = dict(causal="bottom_right", arch="sm_90a")
+    answer = tessera.explain(q, k, k, **call, format="json")
+    assert answer["family"] == "attention" and answer["op"] == "attention_forward"
+    shape = dict(batch=2, seq_q=128, seq_k=256, heads_q=8, heads_kv=2, dim_qk=80, dim_v=80)
+    assert {name: answer["fields"][name] for name in shape} == shape
+    chosen = answer["chosen"]
+    assert chosen["kernel"] in tessera.explain(q, k, k, **call)
+    for option in (chosen, *answer["offered"]):
+        assert all(isinstance(step, dict) for step in option["config"].values())
+        assert option["workspace"] >= 0 and ("measured_us" if option["tuned"] else "predicted_us") in option
+    assert answer["refused"] and all(each["kernel"] and each["reason"] for each in answer["refused"])
+    single = tessera.explain(q.float(), k.float(), k.float(), **call, format="json")
+    assert single["chosen"] is None and single["refused"]
+    with pytest.raises(tessera.Error, match="format is 'yaml'; 'text', 'json' are accepted"):
+        tessera.explain(q, k, k, **call, format="yaml")
 
 
 def test_threads_follow_torch():
@@ -512,7 +523,7 @@ def _child(queue):
 
 
 def test_a_forked_worker_can_call():
-    tessera.attention(*qkv(sq=200, device="cpu", dtype=torch.float32))  # the parent's pool is up
+    tessera.attention(*qkv(sq=200, device="cpu", dtype=torch.float32))  # the parent's thread pool is running
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=_child, args=(queue,))
@@ -534,7 +545,7 @@ def test_sdpa_is_a_drop_in(device, dtype):
         assert torch.equal(plainly, out) and plainly.stride() == out.stride()
     three = [t[0] for t in (q, q, q)]
     assert torch.equal(tessera.sdpa(*three), tessera.sdpa(q, q, q)[0])
-    # A rectangle is causal from the top left, as PyTorch has it.
+    # If Sq != Sk, the causal mask is top-left, as in PyTorch.
     rows = q[:, :, :5]
     exact = F.scaled_dot_product_attention(rows.double(), q.double(), q.double(), is_causal=True)
     assert (tessera.sdpa(rows, q, q, is_causal=True) - exact).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
@@ -555,7 +566,7 @@ def test_sdpa_has_the_gradients_of_attention(device, dtype, memory):
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(got.transpose(1, 2), want) and got.transpose(1, 2).is_contiguous()
-    # Nothing is recorded but the attention itself: a transpose of each input would take longer than all of it.
+    # Only the attention itself is recorded: transposing each input would take longer than everything else.
     assert {node.name() for node, _ in got.grad_fn.next_functions if node} == {"torch::autograd::AccumulateGrad"}
     dout = torch.randn_like(want)
     for same in (dout.transpose(1, 2), dout.transpose(1, 2).contiguous()):

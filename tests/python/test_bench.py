@@ -1,4 +1,4 @@
-"""The comparison with peers: its sums, its gate, and a run of the whole on the CPU, where its figures mean nothing."""
+"""The comparison with peers: its arithmetic, its accuracy check, and a complete run on the CPU."""
 
 import json
 import math
@@ -17,49 +17,111 @@ needs_library = pytest.mark.skipif(not os.path.exists(LIBRARY), reason=f"no libr
 
 
 def run(*arguments, **environment):
-    # The package that this file imported, installed or not.
+    # The same package as this file imports, installed or not.
     names = {"PYTHONPATH": str(pathlib.Path(library.__file__).parents[2]), "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
     return subprocess.run([sys.executable, "-m", "tessera.bench", *arguments], capture_output=True, text=True,
                           env=os.environ | names | environment)
 
 
-def test_there_are_32_cells_of_16384_tokens_and_their_work_is_counted_as_the_field_does():
-    chosen = cells.table_cells()
+def a_cell(batch, seq_k, heads_q, dim, seq_q=None, heads_kv=None, tags=()):
+    fields = dict(dtype="bf16", batch=batch, seq_q=seq_q or seq_k, seq_k=seq_k, heads_q=heads_q,
+                  heads_kv=heads_kv or heads_q, dim_qk=dim, dim_v=dim, causal=False)
+    return cells.Cell("a", fields, tags)
+
+
+def test_there_are_32_cells_of_16384_tokens_and_their_work_counts_visible_pairs():
+    chosen = cells.suite("table")
     assert len(chosen) == len({c.name for c in chosen}) == 32
-    assert all(c.batch * c.seq == 16384 for c in chosen)
-    assert {c.heads for c in chosen if c.dim == 80} == {25}
-    one = cells.Cell(2, 4, 3, 8, False)
-    assert one.flops("forward") == 4 * 2 * 3 * 4 * 4 * 8
-    assert cells.Cell(2, 4, 3, 8, True).flops("backward") == 2.5 * one.flops("forward") / 2
-    assert one.bytes("forward") == 4 * (2 * 4 * 3 * 8 * 2) + 2 * 4 * 3 * 4
-    assert one.unfused_bytes("forward") - one.bytes("forward") == 4 * 2 * 3 * 4 * 4 * 2
+    assert all(c.batch * c.seq_q == 16384 and c.seq_k == c.seq_q and c.heads_kv == c.heads_q for c in chosen)
+    assert {c.heads_q for c in chosen if c.dim_qk == 80} == {25}
+    assert all(c.ops == ("forward", "backward") and not c.small for c in chosen)
+    for c in chosen:
+        b, s, h, d = c.q_shape
+        forward, backward = c.work["forward"], c.work["backward"]
+        assert forward.flops == 4 * b * h * d * (s * (s + 1) // 2 if c.causal else s * s)
+        assert backward.flops == 2.5 * forward.flops
+        tensor, lse, scores = b * s * h * d * 2, b * s * h * 4, b * h * s * s * 2
+        assert forward.bytes == 4 * tensor + lse and backward.bytes == 8 * tensor + lse
+        assert forward.unfused_bytes == forward.bytes + 4 * scores
+        assert backward.unfused_bytes == backward.bytes + 7 * scores
 
 
 def test_decode_has_one_query_and_counts_keys_and_values_once():
-    chosen = cells.decode_cells()
-    assert [(c.batch, c.seq) for c in chosen] == [(1, 1024), (1, 8192), (1, 131072), (16, 8192), (64, 4096)]
-    assert all(c.q_shape == (c.batch, 1, 32, 128) and c.k_shape == (c.batch, c.seq, 8, 128) for c in chosen)
+    chosen = cells.suite("decode")
+    assert [(c.batch, c.seq_k) for c in chosen] == [(1, 1024), (1, 8192), (1, 131072), (16, 8192), (64, 4096)]
+    assert all(c.q_shape == (c.batch, 1, 32, 128) and c.k_shape == (c.batch, c.seq_k, 8, 128) for c in chosen)
     one = chosen[0]
-    assert one.name == "bf16/b1_s1024_h32:8_d128" and one.ops == ("decode",)
-    assert one.bytes("decode") == 2 * (1024 * 8 * 128 * 2) + 2 * (32 * 128 * 2)
-    assert one.flops("decode") == 4 * 32 * 1024 * 128
+    assert one.name == "bf16/b1_s1024_h32:8_d128" and one.ops == ("decode",) and one.small and one.decode
+    assert one.work["decode"].bytes == 2 * (1024 * 8 * 128 * 2) + 2 * (32 * 128 * 2)
+    assert one.work["decode"].flops == 4 * 32 * 1024 * 128
+
+
+def test_suites_do_not_overlap_and_have_both_types():
+    sizes = {name: len(cells.suite(name)) for name in cells.SUITES}
+    assert sizes == {"table": 32, "small": 5, "decode": 5, "toy": 3}
+    assert [(c.small, c.decode) for c in cells.suite("toy")] == [(False, False), (True, False), (True, True)]
+    for bf16, fp16 in zip(cells.suite("small"), cells.suite("small", "fp16")):
+        assert fp16.name == bf16.name.replace("bf16", "fp16") and fp16.dtype == "fp16" and fp16.work == bf16.work
+        assert fp16.q_shape == bf16.q_shape and bf16.dtype == "bf16"
+
+
+def row_of(cell, entrants, op="forward", tags=("table",), **rest):
+    fields = dict(dtype="bf16", batch=1, seq_q=8, seq_k=8, heads_q=1, heads_kv=1, dim_qk=8, dim_v=8, causal=False)
+    return {"op": op, "cell": cell, "fields": fields, "tags": list(tags), "flops": 1e12, **rest, "entrants": entrants}
 
 
 def record_of(times):
     """times: {cell: {entrant: seconds, or "wrong"}}"""
-    rows = [{"op": "forward", "cell": cell, "small": False, "flops": 1e12, "entrants": {
+    rows = [row_of(cell, {
         name: {"status": "ok", "median_s": t} if t != "wrong" else {"status": "wrong", "detail": "out has NaN"}
-        for name, t in row.items()}} for cell, row in times.items()]
+        for name, t in row.items()}) for cell, row in times.items()]
     return {"entrants": ["tessera", "fa2", "cudnn"], "rows": rows}
 
 
-def test_small_shapes_are_compared_by_their_graphs_and_the_host_s_part_is_shown():
-    first, second = ({"entrants": ["tessera"], "rows": [{"op": "forward", "cell": "a", "small": True, "entrants": {
-        "tessera": {"status": "ok", "median_s": around, "graph_s": 0.5}}}]} for around in (1.0, 3.0))
+def test_a_record_of_an_older_version_is_read_and_compared(tmp_path):
+    def older(row):
+        fields = row["fields"]
+        columns = {"dtype": fields["dtype"], "batch": fields["batch"], "seq": fields["seq_k"],
+                   "heads": fields["heads_q"], "heads_kv": fields["heads_kv"], "dim": fields["dim_qk"],
+                   "causal": fields["causal"], "small": cells.is_small(row["tags"])}
+        return {name: value for name, value in row.items() if name not in ("fields", "tags")} | columns
+
+    entrant = {"tessera": {"status": "ok", "median_s": 1.0}}
+    new = {"entrants": ["tessera"], "rows": [
+        row_of("a", entrant), row_of("a", entrant, tags=["small"]), row_of("a", entrant, "decode", ["decode"])]}
+    new["rows"][2]["fields"]["seq_q"] = 1
+    names = [str(tmp_path / "old.json"), str(tmp_path / "new.json")]
+    pathlib.Path(names[0]).write_text(json.dumps(new | {"rows": [older(row) for row in new["rows"]]}))
+    pathlib.Path(names[1]).write_text(json.dumps(new))
+    assert report.read(names[0]) == report.read(names[1]) == new
+    for pair in (names, names[::-1]):
+        answer = run("--compare", *pair)
+        assert answer.returncode == 0 and "over 3 cells" in answer.stdout, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/peers.json")), ids=lambda p: p.parent.name)
+def test_the_committed_results_are_read(path):
+    record = report.read(path)
+    names = {c.name: c for suite in cells.SUITES for c in cells.suite(suite)}
+    for row in record["rows"]:
+        cell = names[row["cell"]]
+        assert {name: row["fields"][name] for name in cell.fields} == cell.fields
+        assert row["tags"] == list(cell.tags)
+        # An older record counts half of all pairs under a causal mask, the diagonal left out.
+        assert row["flops"] == pytest.approx(cell.work[row["op"]].flops, rel=1.5 / cell.seq_k)
+        assert [row[name] for name in ("bytes", "unfused_bytes")] == [
+            getattr(cell.work[row["op"]], name) for name in ("bytes", "unfused_bytes")]
+    assert "geometric mean" in report.text_of(record)
+    assert report.compare(record, record)[1] == ""
+
+
+def test_small_shapes_are_compared_by_graph_replay_and_the_time_around_the_call_is_shown():
+    first, second = ({"entrants": ["tessera"], "rows": [row_of("a", {
+        "tessera": {"status": "ok", "median_s": around, "graph_s": 0.5}}, tags=["small"])]} for around in (1.0, 3.0))
     text, apart = report.compare(first, second)
     assert not apart and "forward   geometric mean 1.0000" in text and "around    geometric mean 3.0000" in text
     second["rows"][0]["entrants"]["tessera"]["graph_s"] = 0.6
-    assert "tessera is 1.2" in report.compare(first, second)[1]
+    assert "tessera takes 1.2" in report.compare(first, second)[1]
 
 
 def test_ratios_have_geometric_means_minimum_and_losses():
@@ -90,7 +152,7 @@ def compared(tmp_path, first, second):
     return answer.returncode, answer.stdout + answer.stderr
 
 
-def test_two_records_that_agree_within_3_percent_are_said_to(tmp_path):
+def test_two_records_within_3_percent_agree(tmp_path):
     first = {"a": {"tessera": 1.0, "fa2": 2.0}, "b": {"tessera": 1.0, "fa2": 1.0}}
     second = {"a": {"tessera": 1.10, "fa2": 2.0}, "b": {"tessera": 0.95, "fa2": 1.0}}
     code, said = compared(tmp_path, first, second)
@@ -104,10 +166,10 @@ def test_two_records_further_apart_fail_and_the_entrant_is_named(tmp_path, facto
     first = {"a": {"tessera": 1.0, "fa2": 2.0}, "b": {"tessera": 1.0, "fa2": 1.0}}
     second = {cell: {"tessera": times["tessera"], "fa2": times["fa2"] * factor} for cell, times in first.items()}
     code, said = compared(tmp_path, first, second)
-    assert code == 1 and f"error: fa2 is {factor:.4f} of its first time" in said
+    assert code == 1 and f"error: fa2 takes {factor:.4f} of its first time" in said
 
 
-def test_records_with_another_status_or_nothing_in_common_do_not_agree(tmp_path):
+def test_records_with_a_different_status_or_nothing_in_common_do_not_agree(tmp_path):
     first = {"a": {"tessera": 1.0, "fa2": 2.0}}
     code, said = compared(tmp_path, first, {"a": {"tessera": 1.0, "fa2": "wrong"}})
     assert code == 1 and "forward a fa2: ok, then wrong" in said
@@ -135,10 +197,10 @@ def test_the_reference_is_what_autograd_says_in_fp64(causal):
         assert torch.allclose(got[name], want[name].detach(), rtol=1e-12, atol=1e-12), name
 
 
-def test_the_gate_lets_a_right_result_through_and_stops_nan_and_a_skipped_tile():
+def test_the_check_accepts_a_correct_result_and_rejects_nan_and_a_skipped_tile():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
-    cell = cells.Cell(2, 128, 3, 64, False)
+    cell = a_cell(2, 128, 3, 64)
     q, k, v, do = (torch.randn(2, 128, 3, 64).bfloat16() for _ in range(4))
     reference = accuracy.Reference(cell, q, k, v, do)
 
@@ -155,10 +217,10 @@ def test_the_gate_lets_a_right_result_through_and_stops_nan_and_a_skipped_tile()
     assert "NaN" in reference.judge(out=broken)[1]
 
 
-def test_the_gate_of_decode_takes_the_key_head_of_the_group():
+def test_the_check_of_decode_uses_the_key_head_of_the_group():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
-    cell = cells.Cell(2, 100, 4, 64, False, decode=True, heads_kv=2)
+    cell = a_cell(2, 100, 4, 64, seq_q=1, heads_kv=2, tags=("decode",))
     q, k, v, do = (torch.randn(s).bfloat16() for s in (cell.q_shape, cell.k_shape, cell.k_shape, cell.q_shape))
     reference = accuracy.Reference(cell, q, k, v, do)
 
@@ -171,7 +233,7 @@ def test_the_gate_of_decode_takes_the_key_head_of_the_group():
     assert reference.judge(out=attend([0, 1, 0, 0]))[1] != ""
 
 
-def test_every_peer_has_a_name_and_what_is_not_installed_is_left_out():
+def test_every_peer_has_a_name_and_missing_packages_are_skipped():
     assert set(entrants.PACKAGES) <= set(entrants.PEERS)
     from tessera.bench.__main__ import chosen_entrants
 
@@ -181,15 +243,27 @@ def test_every_peer_has_a_name_and_what_is_not_installed_is_left_out():
         chosen_entrants("fa2,nonsense")
 
 
-def test_without_a_gpu_it_ends_with_a_sentence():
+def test_help_lists_what_is_accepted():
+    answer = run("--help", COLUMNS="200")
+    assert answer.returncode == 0 and "--compare FILE FILE" in answer.stdout and "more than 3%" in answer.stdout
+
+
+def test_without_a_gpu_it_ends_with_a_message():
     answer = run(CUDA_VISIBLE_DEVICES="")
     assert answer.returncode == 3
     assert answer.stderr.startswith("error: ") and "GPU" in answer.stderr
     assert run("--device", "cpu", "--library", "/nonexistent.so").returncode == 3
 
 
+def test_a_library_of_another_kind_is_refused_with_a_message():
+    import _ctypes
+
+    answer = run("--device", "cpu", "--library", _ctypes.__file__)
+    assert answer.returncode == 2 and "has no tessera_last_error" in answer.stderr
+
+
 @needs_library
-def test_bad_usage_is_named():
+def test_invalid_options_are_named():
     for arguments, part in ((("--suite", "nonsense"), "nonsense"), (("--filter", "no_such"), "no_such"),
                             (("--peers", "nobody"), "nobody"), (("--ops", "sideways"), "sideways")):
         answer = run("--device", "cpu", "--library", LIBRARY, *arguments)
@@ -197,7 +271,7 @@ def test_bad_usage_is_named():
 
 
 @needs_library
-def test_a_run_on_the_cpu_times_everyone_and_writes_it_down(tmp_path):
+def test_a_run_on_the_cpu_times_all_entrants_and_writes_the_record(tmp_path):
     file = tmp_path / "bench.json"
     answer = run("--device", "cpu", "--suite", "toy", "--peers", "fa2,math", "--rounds", "3", "--json", str(file),
                  "--library", LIBRARY)
@@ -205,7 +279,12 @@ def test_a_run_on_the_cpu_times_everyone_and_writes_it_down(tmp_path):
     assert "geometric mean" in answer.stdout
     record = json.loads(file.read_text())
     assert [row["op"] for row in record["rows"]] == ["forward", "backward", "forward", "backward", "decode"]
-    for row in record["rows"]:
+    toys = [c for c in cells.suite("toy") for _ in c.ops]
+    for row, cell in zip(record["rows"], toys):
+        assert row["cell"] == cell.name and row["fields"] == cell.fields and row["tags"] == list(cell.tags)
+        assert not {"batch", "seq", "heads", "dim", "causal", "small"} & set(row)
+        assert row["flops"] == cell.work[row["op"]].flops
+        assert row["entrants"]["tessera"]["kernel"] and isinstance(row["entrants"]["tessera"]["config"], dict)
         assert set(row["entrants"]) >= {"tessera", "fa2", "math"}
         for result in row["entrants"].values():
             assert result["status"] == "ok" and len(result["samples_s"]) == 3
@@ -220,36 +299,40 @@ def test_a_run_on_the_cpu_times_everyone_and_writes_it_down(tmp_path):
 def test_decode_falls_back_to_the_forward_and_says_so():
     torch = pytest.importorskip("torch")
     lib = library.Library(LIBRARY)
-    real = lib.lib.tessera_plan_create
+    refused = [{"kernel": "attention_decode", "reason": "not on this device"}]
 
     class NoDecode:
-        """The library, refusing one op, as it does where no kernel serves it."""
+        """The library, refusing one op, as it does if no kernel serves it."""
 
         def __getattr__(self, name):
             return getattr(lib.lib, name)
 
-        def tessera_plan_create(self, op, *arguments):
-            if op.value == library.DECODE:
-                raise library.Refused("decode of bf16\nrefused attention_decode: not on this device")
-            return real(op, *arguments)
+        def tessera_attention_plan_create(self, op, *arguments):
+            if op == library.DECODE:
+                return library.UNSUPPORTED
+            return lib.lib.tessera_attention_plan_create(op, *arguments)
 
     class Without(library.Library):
         def __init__(self):
             self.lib = NoDecode()
 
-    cell = cells.toy_cells()[2]
+        def explain(self, op, args):
+            real = super().explain(op, args)
+            assert real["chosen"]["kernel"] and isinstance(real["refused"], list)
+            return real | {"chosen": None, "refused": refused}
+
+    cell = cells.suite("toy")[2]
     q, k, v = (torch.randn(s).bfloat16() for s in (cell.q_shape, cell.k_shape, cell.k_shape))
     through = [entrants.Tessera(cell, q, k, v, one) for one in (lib, Without())]
     assert [one.through for one in through] == ["decode", "forward"]
-    assert through[1].refusal == "refused attention_decode: not on this device"
+    assert through[1].refusal == "attention_decode: not on this device"
     assert torch.allclose(through[0].forward().float(), through[1].forward().float(), atol=0.02)
 
 
-def test_decode_is_shown_with_its_losses_and_what_ran():
+def test_decode_is_shown_with_its_losses_and_the_op_that_ran():
     entrant = {"status": "ok", "median_s": 2e-5, "graph_s": 1e-5, "host_s": 1e-6}
-    row = {"op": "decode", "cell": "d", "small": True, "flops": 1e9, "bytes": 4e7, "entrants": {
-        "tessera": entrant | {"through": "forward", "decode_refused": "refused: none"},
-        "fa2": entrant | {"median_s": 1e-5}}}
+    row = row_of("d", {"tessera": entrant | {"through": "forward", "decode_refused": "refused: none"},
+                       "fa2": entrant | {"median_s": 1e-5}}, op="decode", tags=["decode"], bytes=4e7)
     text = report.text_of({"entrants": ["tessera", "tessera-det", "fa2"], "rows": [row]})
     assert "tessera ran the forward: refused: none" in text
     assert "behind in 1 of 1" in text and "decode, fa2" in text
@@ -257,7 +340,7 @@ def test_decode_is_shown_with_its_losses_and_what_ran():
         ["d", "20.0", "10.0", "0.50"], ["d", "10.0", "/", "1", "10.0", "/", "1"], ["d", "2.00", "4.00"]]
 
 
-def test_the_library_is_where_it_is_said_to_be(monkeypatch, tmp_path):
+def test_the_library_is_found_by_option_or_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("TESSERA_LIBRARY", "/from/environment.so")
     assert str(library.find_library()) == "/from/environment.so"
     assert str(library.find_library("/given.so")) == "/given.so"

@@ -1,4 +1,4 @@
-"""What torch.compile, torch.export, modes, streams and graphs see of the operators."""
+"""The operators under torch.compile, torch.export, modes, streams and CUDA graphs."""
 
 import pytest
 import torch
@@ -17,18 +17,18 @@ def qkv(device, dtype, rows=24, grad=False):
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_attention_passes_opcheck(device, packed):
-    q, k, v = qkv(device, torch.bfloat16)  # lse is of another type
+    q, k, v = qkv(device, torch.bfloat16)  # lse has a different type
     lengths = (None, None)
     options = PLAIN
     if packed:
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))
         lengths = (torch.tensor([0, 20, 48], dtype=torch.int32, device=device),) * 2
-        # The alignment is given: the check copies its tensors, and on a GPU the lengths are not read to compare them.
+        # The alignment is given: opcheck copies its tensors, and on a GPU the lengths are not read to compare them.
         options = (*PLAIN[:3], 1, *PLAIN[4:6], 28, 28)
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
     alibi = torch.rand(4, device=device)
@@ -175,7 +175,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"
 @cuda
 def test_work_goes_to_the_current_stream():
     q, k, v = qkv("cuda", torch.bfloat16, rows=512)
-    tessera.attention(q, k, v)  # compiled before anything is timed or ordered
+    tessera.attention(q, k, v)  # compiles the kernel
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -225,7 +225,7 @@ def test_compiled_cuda_graphs_replay():
 
 @cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_the_tensors_device_is_used_whatever_the_current_one():
+def test_the_tensors_device_is_used_not_the_current_one():
     q, k, v = qkv("cuda:1", torch.bfloat16)
     out = tessera.attention(q, k, v)
     torch.cuda.set_device(1)

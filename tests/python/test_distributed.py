@@ -70,7 +70,7 @@ def work(rank, kind, folder):
     if rank == 0:
         torch.save(grads, f"{folder}/grads.pt")
     dist.barrier()
-    # An orderly exit aborts now and then on a busy machine, in a thread of Gloo's (with SDPA in our place too).
+    # On a busy machine, a normal exit sometimes aborts in a Gloo thread (with SDPA as well).
     os._exit(0)
 
 

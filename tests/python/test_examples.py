@@ -1,4 +1,4 @@
-"""The examples run as they are shown."""
+"""The examples run as documented."""
 
 import pathlib
 import subprocess

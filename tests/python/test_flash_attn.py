@@ -1,4 +1,4 @@
-"""tessera.flash_attn has flash_attn's names, signatures and meanings."""
+"""tessera.flash_attn has flash_attn's names, signatures and semantics."""
 
 import inspect
 
@@ -126,7 +126,7 @@ def test_kv_cache_with_one_length_for_all(device, dtype):
     assert close(out, want, dtype)
 
 
-def test_what_is_not_served_is_named():
+def test_unsupported_arguments_are_named():
     q, k, v = (torch.randn(1, 4, 2, 32) for _ in range(3))
     lengths = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(tessera.Error, match="dropout_p is 0.1"):

@@ -1,4 +1,4 @@
-"""scripts/collect_results.py: what a GPU machine left behind becomes what is committed."""
+"""scripts/collect_results.py: the output of a GPU machine becomes the committed results."""
 
 import importlib.util
 import json
@@ -49,7 +49,23 @@ def test_what_was_not_measured_again_stays(tmp_path):
     assert kept["hostile"]["cases"] == {"x": 0.5}
 
 
-def test_rows_stand_on_a_line_each():
+def test_rows_keep_their_family_fields_and_tags(tmp_path):
+    out, results = tmp_path / "out", tmp_path / "results"
+    out.mkdir()
+    row = {"family": "moe", "op": "grouped", "cell": "bf16/e8", "tags": ["table"],
+           "fields": {"dtype": "bf16", "experts": 8, "path": "sorted", "cache": True},
+           "flops": 1e9, "entrants": {"tessera": {"status": "ok", "median_s": 1e-5}}}
+    case = {"name": "moe/e8", "family": "moe", "op": "moe_grouped", "fields": {"experts": 8, "file": 1}, "median_s": 1e-5}
+    (out / "peers.json").write_text(json.dumps({"environment": {"library": "/home/x"}, "rows": [row]}))
+    (out / "bench.json").write_text(json.dumps({"date": "2026-01-02", "cases": [case]}))
+    (out / "evidence.json").write_text(json.dumps({"date": "2026-01-02", "cases": [case]}))
+    collect_results.collect(out, results)
+    assert json.loads((results / "peers.json").read_text()) == {"environment": {}, "rows": [row]}
+    for name in ("bench", "evidence"):
+        assert json.loads((results / f"{name}.json").read_text())["cases"] == [case]
+
+
+def test_each_row_has_a_line():
     text = collect_results.dump({"rows": [{"a": 1}, {"a": 2}], "facts": {"b": 3}})
     assert json.loads(text) == {"rows": [{"a": 1}, {"a": 2}], "facts": {"b": 3}}
     assert ' {"a": 1},\n' in text

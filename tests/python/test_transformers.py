@@ -1,4 +1,4 @@
-"""Hugging Face models with random weights on Tessera, beside eager attention and SDPA."""
+"""Hugging Face models with random weights on Tessera, against eager attention and SDPA."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def model(request):
             if "sinks" in name:
                 parameter.normal_()
             elif parameter.dim() > 1:
-                parameter.mul_(4)  # attention that matters, and tokens that do not tie
+                parameter.mul_(4)  # so that attention matters and no two tokens tie
     made.generation_config.pad_token_id = 0
     made.generation_config.eos_token_id = None
     return made
@@ -97,7 +97,7 @@ def test_logits_and_gradients_match_eager(model, side):
 
 
 def reference_of(model):
-    """SDPA where the model has it; Gemma2's softcap and GPT-OSS's sinks need eager."""
+    """SDPA if the model supports it; Gemma 2's softcap and GPT-OSS's sinks need eager."""
     return "sdpa" if model.config.model_type not in ("gemma2", "gpt_oss") else "eager"
 
 
@@ -117,7 +117,7 @@ def test_generated_tokens_equal_sdpas(model, cache, padded):
         )  # fmt: skip
     got, want = results
     assert torch.equal(got.sequences, want.sequences)
-    # Tokens may repeat; the numbers behind them do not.
+    # Tokens may repeat; the logits do not.
     for a, b in zip(got.logits, want.logits):
         assert (a - b).abs().max() < 1e-4 * max(1.0, b.abs().max().item())
 
@@ -162,7 +162,7 @@ def test_packed_sequences_do_not_see_each_other(name, explicit):
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_model_compiles_into_one_graph(name, padded):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = MODELS[name]()
     model.set_attn_implementation("tessera")
     ids, mask = tokens(), padding() if padded else None
@@ -176,8 +176,8 @@ def test_a_model_compiles_into_one_graph(name, padded):
     assert_same((logits.detach()[real], grads), want)
 
 
-def test_a_compiled_model_refuses_what_only_position_ids_say():
-    torch._dynamo.reset()
+def test_a_compiled_model_refuses_packing_by_position_ids_alone():
+    torch.compiler.reset()
     model = MODELS["llama"]()
     model.set_attn_implementation("tessera")
     ids, positions, lengths = packed_example()
@@ -192,7 +192,7 @@ def test_a_compiled_model_refuses_what_only_position_ids_say():
 
 
 def test_a_static_cache_decodes_in_a_compiled_model():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = MODELS["llama"]().eval()
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     results = []
@@ -261,7 +261,7 @@ def test_an_encoder_with_padding():
     assert (outputs[0] - outputs[1]).abs().max() < 1e-5
 
 
-def test_from_config_takes_the_implementation():
+def test_from_config_accepts_the_implementation():
     config = transformers.LlamaConfig(**SMALL, num_attention_heads=8, num_key_value_heads=2)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="tessera")
     assert model.config._attn_implementation == "tessera"
@@ -281,7 +281,7 @@ def test_report_says_what_each_layer_runs_on(capsys):
 
 
 def test_the_mask_says_whether_a_pass_is_causal():
-    """Some models pass is_causal=False as soon as there is a mask."""
+    """Some models pass is_causal=False whenever there is a mask."""
     q, k, v = (torch.randn(2, 4, 6, 16) for _ in range(3))
     module = torch.nn.Module()
     mask = tessera.transformers.segments(2, 6, 6, attention_mask=torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]]))
@@ -292,7 +292,7 @@ def test_the_mask_says_whether_a_pass_is_causal():
     assert (out[1:, 2:] - want).abs().max() < 1e-6 and (out[1, :2] == 0).all()
 
 
-def test_what_is_not_served_raises():
+def test_unsupported_features_raise():
     dropping = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=101))
     dropping.set_attn_implementation("tessera")
     with pytest.raises(tessera.Error, match="attn_pdrop"):
@@ -320,7 +320,7 @@ the sum was scaled, and so was the answer so far. Nobody ever saw the whole matr
 
 
 def trained(kind, steps=50, **rest):
-    """A two-layer model of the kind that learned the text's characters for some steps; it, the losses, the tokens."""
+    """A two-layer model trained for some steps on the text's characters; returns it, the losses and the tokens."""
     torch.manual_seed(0)
     letters = sorted(set(TEXT))
     ids = torch.tensor([letters.index(c) for c in TEXT])
@@ -355,7 +355,7 @@ def test_a_phi_shaped_models_loss_falls():
 @pytest.mark.parametrize("kind", ["llama", "phi"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generated_tokens_equal_sdpas_on_a_gpu(kind, cache):
-    """A model that has learned something, so that no two tokens are as likely within bf16's rounding."""
+    """The model is trained, so that no two tokens are equally likely within bf16's rounding."""
     model, _, ids = trained(kind, steps=150)
     model = model.to("cuda", torch.bfloat16)
     prompts = torch.stack([ids[s : s + 40] for s in (0, 60, 120)]).cuda()

@@ -1,1 +1,1 @@
-"""Tessera's attention beside its peers on one GPU: `python -m tessera.bench --help`."""
+"""Tessera's attention against its peers on one GPU: `python -m tessera.bench --help`."""

@@ -1,6 +1,7 @@
-"""`python -m tessera.bench`: Tessera's attention beside its peers, in one process, on the same tensors."""
+"""Benchmark Tessera's attention against its peers, in one process and on the same tensors."""
 
 import argparse
+import dataclasses
 import datetime
 import importlib.util
 import json
@@ -12,7 +13,7 @@ import time
 from . import accuracy, cells, entrants, library, measure, report
 
 EXAMPLES = """examples:
-  python -m tessera.bench --json bench.json           79 cells beside FlashAttention-2 and cuDNN
+  python -m tessera.bench --json peers.json           79 rows, against FlashAttention-2 and cuDNN
   python -m tessera.bench --filter d80 --rounds 50
   python -m tessera.bench --suite small --ops forward
   python -m tessera.bench --suite decode
@@ -24,25 +25,30 @@ EXAMPLES = """examples:
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m tessera.bench", description=__doc__, epilog=EXAMPLES,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", help="libtessera.so; default: $TESSERA_LIBRARY, the package's, build/lib's")
+    parser.add_argument("--library", metavar="FILE",
+                        help="the library to load; default: $TESSERA_LIBRARY, else the package's own, else the one in "
+                        "build/lib")
     parser.add_argument("--suite", default="table,small,decode",
-                        help="table (32 shapes), small (5), decode (5), toy; with commas; default: %(default)s")
-    parser.add_argument("--ops", default="forward,backward,decode")
-    parser.add_argument("--peers", default="fa2,cudnn", help=f"of {', '.join(entrants.PEERS)}; all; none")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
-    parser.add_argument("--filter", default="", help="only cells with this in their name")
-    parser.add_argument("--rounds", type=int, default=20, help="samples of each entrant and cell (%(default)s)")
+                        help=f"comma-separated list of {', '.join(cells.SUITES)} (default: %(default)s)")
+    parser.add_argument("--ops", default=",".join(report.OPS), help="comma-separated list (default: %(default)s)")
+    parser.add_argument("--peers", default="fa2,cudnn",
+                        help=f"comma-separated list of {', '.join(entrants.PEERS)}; or all, or none "
+                        "(default: %(default)s)")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="default: %(default)s")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="run only cells whose name contains TEXT")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N",
+                        help="time each entrant N times per cell (default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"),
-                        help="cpu: to try the harness itself; its figures mean nothing")
-    parser.add_argument("--json", help="write every figure and every sample to this file")
+                        help="cpu is for trying the harness; its figures mean nothing (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures and samples to FILE")
     parser.add_argument("--compare", nargs=2, metavar="FILE",
-                        help=f"say how far two such files are apart, run nothing; exit code 1 beyond "
-                        f"{report.AGREEMENT - 1:.0%}")
+                        help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
+                        f"{report.AGREEMENT - 1:.0%}".replace("%", "%%"))
     return parser.parse_args(arguments)
 
 
-def fail(sentence, code=2):
-    print(f"error: {sentence}", file=sys.stderr)
+def fail(message, code=2):
+    print(f"error: {message}", file=sys.stderr)
     return code
 
 
@@ -50,22 +56,20 @@ def chosen_entrants(text):
     names = list(entrants.PEERS) if text == "all" else [] if text == "none" else text.split(",")
     unknown = [n for n in names if n not in entrants.PEERS]
     if unknown:
-        raise ValueError(f"--peers has '{unknown[0]}'; {', '.join(entrants.PEERS)}, all and none are known")
+        raise ValueError(f"--peers has '{unknown[0]}'; {', '.join(entrants.PEERS)}, all and none are accepted")
     missing = [n for n in names if n in entrants.PACKAGES and importlib.util.find_spec(entrants.PACKAGES[n]) is None]
     return [n for n in names if n not in missing], missing
 
 
 def chosen_cells(options):
-    makers = {"table": cells.table_cells, "small": cells.small_cells, "decode": cells.decode_cells,
-              "toy": cells.toy_cells}
     ops = set(options.ops.split(","))
     if not ops <= set(report.OPS):
-        raise ValueError(f"--ops is '{options.ops}'; of {', '.join(report.OPS)}, with commas")
+        raise ValueError(f"--ops is '{options.ops}'; a comma-separated list of {', '.join(report.OPS)} is accepted")
     chosen = []
     for suite in options.suite.split(","):
-        if suite not in makers:
-            raise ValueError(f"--suite has '{suite}'; {', '.join(makers)} are known")
-        chosen += [c for c in makers[suite](options.dtype) if options.filter in c.name and ops & set(c.ops)]
+        if suite not in cells.SUITES:
+            raise ValueError(f"--suite has '{suite}'; {', '.join(cells.SUITES)} are accepted")
+        chosen += [c for c in cells.suite(suite, options.dtype) if options.filter in c.name and ops & set(c.ops)]
     if not chosen:
         raise ValueError(f"no cell of {options.suite} for {options.ops} has '{options.filter}' in its name")
     return chosen
@@ -85,7 +89,8 @@ class Run:
         return maker(cell, *tensors[:3], self.lib)
 
     def prepare(self, name, cell, op, tensors, reference):
-        """((choose, call), the entrant's result so far): made, run once and judged. None where it is not timed."""
+        """((choose, call), the entrant's result so far): made, run once and checked. None in place of the pair if the
+        entrant is not timed."""
         try:
             one = self.make(name, cell, tensors)
             one.choose()
@@ -98,8 +103,8 @@ class Run:
                 error, wrong = reference.judge(dq=dq, dk=dk, dv=dv)
                 call = one.backward
         except library.Refused as refusal:
-            return None, {"status": "refused", "detail": library.reason_of(refusal)}
-        except Exception as problem:  # a peer that does not serve the shape says so in its own way
+            return None, {"status": "refused", "detail": refusal.reason}
+        except Exception as problem:  # every peer has its own way to refuse a shape
             if isinstance(problem, self.torch.cuda.OutOfMemoryError):
                 self.torch.cuda.empty_cache()
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
@@ -108,8 +113,8 @@ class Run:
             return None, {"status": "wrong", "detail": wrong, "error_over_allowed": error}
         result = {"status": "ok", "error_over_allowed": error}
         if hasattr(one, "explanation"):
-            chosen = [line for line in one.explanation.splitlines() if line.startswith("chosen")]
-            result["kernel"] = chosen[0] if chosen else one.explanation
+            chosen = one.explanation["chosen"]
+            result |= {name: chosen[name] for name in ("kernel", "config", "tuned")}
         if hasattr(one, "through"):
             result["through"] = one.through
             result["decode_refused"] = getattr(one, "refusal", "")
@@ -139,7 +144,7 @@ class Run:
         torch.manual_seed(1)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[cell.dtype]
         tensors = [torch.randn(shape, device=self.options.device, dtype=dtype)  # q k v do
-                   for shape in (cell.q_shape, cell.k_shape, cell.k_shape, cell.q_shape)]
+                   for shape in (cell.q_shape, cell.k_shape, cell.v_shape, cell.out_shape)]
         reference = accuracy.Reference(cell, *tensors)
         for op in cell.ops:
             if op not in self.options.ops.split(","):
@@ -151,19 +156,16 @@ class Run:
                 call, results[name] = self.prepare(name, cell, op, tensors, reference)
                 if call is not None:
                     calls[name] = call
-            # No gradient is asked for in what is timed: a backward has its graph already.
+            # Nothing that is timed records a graph: a backward's graph already exists.
             with torch.no_grad():
-                self.clock.round_robin(list(calls.values()), 2)  # warm
+                self.clock.round_robin(list(calls.values()), 2)  # warm-up
                 samples = self.clock.round_robin(list(calls.values()), self.options.rounds, hide_host=not cell.small)
                 for name, taken in zip(calls, samples):
                     results[name].update(measure.summary(taken))
                     if cell.small:
                         self.small_figures(name, cell, op, tensors, calls[name], results[name])
-            self.rows.append({"op": op, "cell": cell.name, "small": cell.small, "dtype": cell.dtype,
-                              "batch": cell.batch, "seq": cell.seq, "heads": cell.heads,
-                              "heads_kv": cell.key_heads, "dim": cell.dim, "causal": cell.causal,
-                              "flops": cell.flops(op), "bytes": cell.bytes(op),
-                              "unfused_bytes": cell.unfused_bytes(op), "entrants": results})
+            self.rows.append({"op": op, "cell": cell.name, "fields": cell.fields, "tags": list(cell.tags),
+                              **dataclasses.asdict(cell.work[op]), "entrants": results})
 
 
 def environment(torch, options, lib):
@@ -180,19 +182,18 @@ def environment(torch, options, lib):
 def main(arguments=None):
     options = parse(arguments)
     if options.compare:
-        first, second = (json.loads(pathlib.Path(name).read_text()) for name in options.compare)
-        text, apart = report.compare(first, second)
+        text, apart = report.compare(*(report.read(name) for name in options.compare))
         print(text)
         return fail(apart, 1) if apart else 0
     try:
         import torch
     except ImportError:
-        return fail("PyTorch is not installed in this Python; the peers are its", 3)
+        return fail("PyTorch is not installed in this Python; the benchmark needs it", 3)
     if options.device == "cuda" and not torch.cuda.is_available():
-        return fail("PyTorch sees no CUDA device here; the comparison needs an NVIDIA GPU", 3)
+        return fail("PyTorch finds no CUDA device; the benchmark needs an NVIDIA GPU", 3)
     path = library.find_library(options.library)
     if path is None or not path.is_file():
-        return fail(f"no libtessera.so{f' at {path}' if path else ''}: build it, or say where with --library", 3)
+        return fail(f"no libtessera.so{f' at {path}' if path else ''}: build it, or name it with --library", 3)
     try:
         chosen = chosen_cells(options)
         run = Run(options, library.Library(path))
@@ -205,7 +206,7 @@ def main(arguments=None):
               "gpu_before": measure.gpu_state()}
     print(", ".join(f"{key} {value}" for key, value in record["environment"].items()), flush=True)
     if run.missing:
-        print(f"not installed here: {', '.join(run.missing)}")
+        print(f"not installed: {', '.join(run.missing)}")
     for number, cell in enumerate(chosen, 1):
         print(f"\r{number}/{len(chosen)} {cell.name:<40}", end="", file=sys.stderr, flush=True)
         run.cell(cell)

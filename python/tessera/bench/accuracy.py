@@ -1,9 +1,9 @@
-"""The gate before the clock: results of two heads against fp64, held to what plain arithmetic in the same precision gets.
+"""The check before timing: results of two heads against fp64, relative to plain arithmetic in the same precision.
 
-The plain computation multiplies the rounded inputs with fp32 sums, takes the softmax in fp32 and rounds P, dS and the
-results to the input type. A result passes where its error, in the largest element and in the Frobenius norm, is at most
-three times the plain one's plus one epsilon of the type, and where nothing in the whole tensor is NaN or infinite.
-`tessera verify` asks for more; this is to keep a wrong result out of the table.
+The plain computation multiplies the rounded inputs with fp32 sums, computes the softmax in fp32 and rounds P, dS and
+the results to the input type. A result passes if its error, in the largest element and in the Frobenius norm, is at
+most three times that of the plain computation plus one epsilon of the type, and if nothing in the whole tensor is NaN
+or infinite. `tessera verify` is stricter; this keeps a wrong result out of the table.
 """
 
 import math
@@ -54,14 +54,14 @@ class Reference:
         self.dtype = q.dtype
         self.epsilon = 2.0**-7 if q.dtype == torch.bfloat16 else 2.0**-10 if q.dtype == torch.float16 else 2.0**-23
         self.heads = []
-        for b, h in heads_checked(cell.batch, cell.heads):
-            key_head = h // (cell.heads // cell.key_heads)
+        for b, h in heads_checked(cell.batch, cell.heads_q):
+            key_head = h // (cell.heads_q // cell.heads_kv)
             head = [q[b, :, h], k[b, :, key_head], v[b, :, key_head], do[b, :, h]]
             exact, plain = (one_head(*head, cell.causal, e) for e in (True, False))
             self.heads.append((b, h, exact, plain))
 
     def judge(self, **results):
-        """(error over what is allowed, a sentence where it is wrong)."""
+        """(error over what is allowed, a message if that is too much)."""
         worst = 0.0
         for name, tensor in results.items():
             if not bool(tensor.isfinite().all()):

@@ -1,9 +1,9 @@
-"""Those who run: Tessera and its peers. Each is made for a cell and offers forward() and, after start_backward(),
+"""The entrants: Tessera and its peers. Each is made for a cell and has forward() and, after start_backward(),
 backward(). A decode cell's forward() is its decode step.
 
-Tensors lie as [B, S, H, D]; SDPA's backends see them as [B, H, S, D] through strides, which all of them take without a
-copy. The forward is timed as inference is run (no gradient asked, no LSE); the backward alone, from a forward that was
-run before. choose() goes before either, outside of what is timed: it sets the process-wide switches of SDPA.
+Tensors are [B, S, H, D] in memory; SDPA's backends see them as [B, H, S, D] through strides, which all of them accept
+without a copy. The forward is timed as in inference (no gradients, no LSE); the backward is timed alone, after an
+untimed forward. choose() is called before either and is not timed: it sets the process-wide switches of SDPA.
 """
 
 from . import library
@@ -19,12 +19,12 @@ class Tessera:
 
         self.lib, self.cell = lib, cell
         self.q, self.k, self.v = q, k, v
-        self.out = torch.empty_like(q)
+        self.out = torch.empty(cell.out_shape, dtype=q.dtype, device=q.device)
         self.run_forward = self.plan_forward()
         self.explanation = self.run_forward.explanation
 
     def plan_forward(self):
-        """Decode through the op of that name, or where no kernel serves it, as users must: the forward of one query."""
+        """Decode runs through its own op or, if no kernel serves that, as users must: as the forward of one query."""
         tensors = dict(q=self.q, k=self.k, v=self.v, out=self.out)
         if not self.cell.decode:
             return library.Plan(self.lib, library.FORWARD, self.cell.causal, **tensors)
@@ -32,7 +32,7 @@ class Tessera:
             self.through = "decode"
             return library.Plan(self.lib, library.DECODE, False, **tensors)
         except library.Refused as refusal:
-            self.through, self.refusal = "forward", library.reason_of(refusal)
+            self.through, self.refusal = "forward", refusal.reason
             return library.Plan(self.lib, library.FORWARD, False, **tensors)
 
     def choose(self):
@@ -47,7 +47,7 @@ class Tessera:
 
         b, s, h, _ = self.q.shape
         self.lse = torch.empty(b, h, s, dtype=torch.float32, device=self.q.device)
-        self.saved = torch.empty_like(self.q)
+        self.saved = torch.empty_like(self.out)
         library.Plan(self.lib, library.FORWARD, self.cell.causal, q=self.q, k=self.k, v=self.v, out=self.saved,
                      lse=self.lse)()
         self.grads = tuple(torch.empty_like(t) for t in (self.q, self.k, self.v))
@@ -67,7 +67,7 @@ class TesseraDeterministic(Tessera):
 
 
 class Torch:
-    """Anything that autograd knows: `attend(q, k, v)` on [B, S, H, D] tensors."""
+    """Anything with autograd support: `attend(q, k, v)` on [B, S, H, D] tensors."""
 
     def __init__(self, cell, q, k, v, attend, choose=lambda: None):
         self.cell, self.attend, self.choose = cell, attend, choose
@@ -104,9 +104,9 @@ def sdpa(name, deterministic=False):
             for backend, enable in backends.items():
                 enable(backend == name)
             torch.use_deterministic_algorithms(deterministic, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel of its own otherwise
+            torch.utils.deterministic.fill_uninitialized_memory = False  # that would be a kernel of its own
 
-        grouped = {"enable_gqa": True} if cell.key_heads != cell.heads else {}
+        grouped = {"enable_gqa": True} if cell.heads_kv != cell.heads_q else {}
 
         def attend(q, k, v):
             return functional.scaled_dot_product_attention(
@@ -124,13 +124,13 @@ def flex(cell, q, k, v, _):
 
     mask = None
     if cell.causal:
-        mask = module.create_block_mask(lambda b, h, i, j: i >= j, None, None, cell.seq, cell.seq, device=q.device)
-    torch._dynamo.reset()
+        mask = module.create_block_mask(lambda b, h, i, j: i >= j, None, None, cell.seq_q, cell.seq_k, device=q.device)
+    torch.compiler.reset()
     compiled = torch.compile(module.flex_attention, dynamic=False)
 
     def attend(q, k, v):
         return compiled(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask,
-                        enable_gqa=cell.key_heads != cell.heads).transpose(1, 2)
+                        enable_gqa=cell.heads_kv != cell.heads_q).transpose(1, 2)
 
     return Torch(cell, q, k, v, attend)
 
@@ -157,13 +157,13 @@ class FlashInfer:
         import flashinfer
         import torch
 
-        self.shape = q.shape
+        self.shape = cell.out_shape
         starts = torch.arange(0, cell.batch + 1, dtype=torch.int32, device=q.device)
         self.wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
             torch.empty(256 << 20, dtype=torch.uint8, device=q.device), "NHD")
-        self.wrapper.plan(starts * cell.queries, starts * cell.seq, cell.heads, cell.key_heads, cell.dim,
+        self.wrapper.plan(starts * cell.seq_q, starts * cell.seq_k, cell.heads_q, cell.heads_kv, cell.dim_qk,
                           causal=cell.causal, q_data_type=q.dtype)
-        self.packed = [t.reshape(-1, t.shape[2], cell.dim) for t in (q, k, v)]
+        self.packed = [t.flatten(0, 1) for t in (q, k, v)]
 
     def choose(self):
         pass
@@ -172,10 +172,10 @@ class FlashInfer:
         return self.wrapper.run(*self.packed).view(self.shape)
 
     def start_backward(self, dout):
-        raise library.Refused("it has no backward")
+        raise library.Refused("flashinfer has no backward")
 
 
-# By name, as --peers takes them: how to make one, and what it is.
+# By name, as in --peers: how to make one, and what it is.
 OURS = {
     "tessera": (Tessera, "Tessera"),
     "tessera-det": (TesseraDeterministic, "Tessera, deterministic backward"),

@@ -1,13 +1,17 @@
 """libtessera through ctypes: plans on torch tensors, run on torch's current stream."""
 
 import ctypes
+import json
 import os
 import pathlib
 
+# Constants of tessera/tessera.h and tessera/attention.h.
 FORWARD, BACKWARD, DECODE = 0, 1, 2
 CAUSAL, DETERMINISTIC = 1, 2
-UNSPECIFIED, TOP_LEFT = 0, 1
+ALIGN_UNSPECIFIED, ALIGN_TOP_LEFT = 0, 1
 CPU, CUDA = 1, 2
+UNSUPPORTED = 2
+EXPLAIN_JSON = 1
 
 
 class Device(ctypes.Structure):
@@ -47,17 +51,22 @@ class Attention(ctypes.Structure):
 
 
 class Refused(RuntimeError):
-    """The library would not do it; the message is its own sentence."""
+    """The library returned an error; the message is the library's. If no kernel serves the problem, `refused` says why,
+    as explain does: [{"kernel": ..., "reason": ...}, ...]."""
 
+    def __init__(self, message, refused=()):
+        super().__init__(message)
+        self.refused = list(refused)
 
-def reason_of(refusal):
-    """A sentence about the kernels that do not serve it, or the library's first line."""
-    lines = str(refusal).splitlines()
-    return "; ".join(line for line in lines if line.startswith("refused")) or lines[0]
+    @property
+    def reason(self):
+        """On one line."""
+        lines = str(self).splitlines() or [""]
+        return "; ".join(f"{each['kernel']}: {each['reason']}" for each in self.refused) or lines[0]
 
 
 def find_library(given=None):
-    """--library, TESSERA_LIBRARY, next to the package, or the checkout's build folder; None where there is none."""
+    """--library, TESSERA_LIBRARY, next to the package, or the checkout's build folder; None if there is none."""
     if given or os.environ.get("TESSERA_LIBRARY"):
         return pathlib.Path(given or os.environ["TESSERA_LIBRARY"])
     package = pathlib.Path(__file__).resolve().parent.parent
@@ -71,16 +80,24 @@ class Library:
     def __init__(self, path):
         self.path = path
         self.lib = ctypes.CDLL(str(path))
-        self.lib.tessera_last_error.restype = ctypes.c_char_p
-        self.lib.tessera_version.restype = ctypes.c_char_p
-        self.lib.tessera_plan_explain.restype = ctypes.c_char_p
-        self.lib.tessera_plan_explain.argtypes = [ctypes.c_void_p]
-        self.lib.tessera_plan_workspace.restype = ctypes.c_size_t
-        self.lib.tessera_plan_workspace.argtypes = [ctypes.c_void_p]
-        self.lib.tessera_plan_destroy.argtypes = [ctypes.c_void_p]
-        self.lib.tessera_plan_destroy.restype = None
-        self.lib.tessera_plan_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
-                                              ctypes.c_void_p]
+        pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+        args = ctypes.POINTER(Attention)
+        for name, result, arguments in (
+            ("tessera_last_error", text, []),
+            ("tessera_version", text, []),
+            ("tessera_set_num_threads", ctypes.c_int, [ctypes.c_int32]),
+            ("tessera_plan_explain", text, [pointer, ctypes.c_int]),
+            ("tessera_plan_workspace", size, [pointer]),
+            ("tessera_plan_destroy", None, [pointer]),
+            ("tessera_attention_plan_create", ctypes.c_int, [ctypes.c_int, args, ctypes.POINTER(pointer)]),
+            ("tessera_attention_plan_run", ctypes.c_int, [pointer, args, pointer, size, pointer]),
+            ("tessera_attention_explain", ctypes.c_int,
+             [ctypes.c_int, args, text, ctypes.c_int, text, size, ctypes.POINTER(size)]),
+        ):
+            function = getattr(self.lib, name, None)
+            if function is None:
+                raise OSError(f"{path} has no {name}: it is not libtessera, or one of another version")
+            function.restype, function.argtypes = result, arguments
 
     def check(self, status):
         if status != 0:
@@ -88,6 +105,27 @@ class Library:
 
     def version(self):
         return self.lib.tessera_version().decode()
+
+    def set_num_threads(self, threads):
+        self.check(self.lib.tessera_set_num_threads(threads))
+
+    def explain(self, op, args):
+        """The library's explanation for these arguments, as a dict."""
+        needed = ctypes.c_size_t()
+        self.check(self.lib.tessera_attention_explain(op, args, None, EXPLAIN_JSON, None, 0, ctypes.byref(needed)))
+        text = ctypes.create_string_buffer(needed.value)
+        self.check(self.lib.tessera_attention_explain(op, args, None, EXPLAIN_JSON, text, needed.value, None))
+        return json.loads(text.value)
+
+    def plan(self, op, args):
+        """A plan's handle; Refused if there is none."""
+        plan = ctypes.c_void_p()
+        status = self.lib.tessera_attention_plan_create(op, args, ctypes.byref(plan))
+        if status == UNSUPPORTED:
+            message = self.lib.tessera_last_error().decode().strip()
+            raise Refused(message, self.explain(op, args)["refused"])
+        self.check(status)
+        return plan
 
 
 def view_of(tensor):
@@ -102,30 +140,30 @@ def view_of(tensor):
 
 
 class Plan:
-    """A planned call on fixed tensors ([B, S, H, D]); calling it is the library's call and nothing else."""
+    """A planned call on fixed tensors ([B, S, H, D]); calling it is the library's call and nothing else.
+
+    explanation: the library's, as a dict."""
 
     def __init__(self, library, op, causal, deterministic=False, **tensors):
         import torch
 
         self.library = library
-        self.tensors = tensors
+        self.tensors = tensors  # kept alive
         self.views = {name: view_of(tensor) for name, tensor in tensors.items()}
         flags = (CAUSAL if causal else 0) | (DETERMINISTIC if deterministic else 0)
         self.args = Attention(struct_size=ctypes.sizeof(Attention), flags=flags, window_left=-1, window_right=-1,
-                              alignment=UNSPECIFIED if op == DECODE else TOP_LEFT)
+                              alignment=ALIGN_UNSPECIFIED if op == DECODE else ALIGN_TOP_LEFT)
         for name, tensor in self.views.items():
             setattr(self.args, name, ctypes.pointer(tensor))
-        plan = ctypes.c_void_p()
-        library.check(library.lib.tessera_plan_create(ctypes.c_int(op), ctypes.byref(self.args), ctypes.byref(plan)))
-        self.plan = plan
-        self.bytes = library.lib.tessera_plan_workspace(plan)
-        self.explanation = library.lib.tessera_plan_explain(plan).decode()
-        device = tensors["q"].device
-        self.scratch = torch.empty(max(self.bytes, 1), dtype=torch.uint8, device=device)
-        self.on_gpu = device.type == "cuda"
-        self.pointer = self.scratch.data_ptr()
         self.arguments = ctypes.byref(self.args)
-        self.run = library.lib.tessera_plan_run
+        self.plan = library.plan(op, self.arguments)
+        self.bytes = library.lib.tessera_plan_workspace(self.plan)
+        self.explanation = json.loads(library.lib.tessera_plan_explain(self.plan, EXPLAIN_JSON))
+        device = tensors["q"].device
+        self.workspace = torch.empty(max(self.bytes, 1), dtype=torch.uint8, device=device)
+        self.pointer = self.workspace.data_ptr()
+        self.on_gpu = device.type == "cuda"
+        self.run = library.lib.tessera_attention_plan_run
 
     def __call__(self):
         import torch

@@ -1,5 +1,5 @@
-"""Time, taken so that drift of clocks and temperature hits all alike: one call of each entrant in turn, round after
-round, the L2 cache flushed before each, events around it; every sample is kept."""
+"""Timing that exposes all entrants to the same drift of clocks and temperature: one call of each in turn, round after
+round, with the L2 cache flushed before each call and events around it. Every sample is kept."""
 
 import shutil
 import statistics
@@ -12,7 +12,7 @@ GPU_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utili
 
 
 def gpu_state():
-    """SM and memory clock (MHz), power (W), temperature (C) as nvidia-smi has them; {} where it is not there."""
+    """SM and memory clock (MHz), power (W) and temperature (C) from nvidia-smi; {} if that is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -33,7 +33,7 @@ def gpu_state():
 
 
 def summary(samples):
-    """Seconds: median, 5th and 95th percentile, least and most of the samples, and all of them."""
+    """Seconds: median, 5th and 95th percentile, minimum and maximum of the samples, and the samples themselves."""
     ordered = sorted(samples)
 
     def at(part):
@@ -44,7 +44,7 @@ def summary(samples):
 
 
 class CpuClock:
-    """For trying the harness where there is no GPU."""
+    """To try the harness without a GPU."""
 
     def round_robin(self, entrants, rounds, hide_host=True):
         samples = [[] for _ in entrants]
@@ -71,8 +71,8 @@ class CudaClock:
         self.cache = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def round_robin(self, entrants, rounds, hide_host=True):
-        """entrants: (choose, call) each. hide_host: the GPU is kept busy before the clock starts, so that what the host
-        does for a launch is not in the time; else it is, as far as it is longer than the flush."""
+        """entrants: (choose, call) each. hide_host: the GPU is kept busy before the first event, so that the host's
+        work for a launch is not in the time; otherwise it is, as far as it takes longer than the flush."""
         torch = self.torch
         events = [[] for _ in entrants]
         for _ in range(rounds):
@@ -81,17 +81,25 @@ class CudaClock:
                 choose()
                 self.cache.zero_()
                 if hide_host:
-                    torch.cuda._sleep(HEAD_START_CYCLES)
+                    self.keep_busy()
                 begin.record()
                 call()
                 end.record()
                 kept.append((begin, end))
-            # The queue is kept short, so that no call waits for room in it.
+            # Synchronizing every round keeps the queue short, so that no call waits for a free slot.
             torch.cuda.synchronize()
         return [[begin.elapsed_time(end) * 1e-3 for begin, end in kept] for kept in events]
 
+    def keep_busy(self):
+        sleep = getattr(self.torch.cuda, "_sleep", None)  # private
+        if sleep is not None:
+            sleep(HEAD_START_CYCLES)
+        else:
+            self.cache.zero_()
+            self.cache.zero_()
+
     def host(self, choose, call, repeats=50):
-        """Seconds that a call keeps the host, the GPU idle before each."""
+        """Seconds of host time per call, with the GPU idle before each."""
         samples = []
         choose()
         for _ in range(repeats):
@@ -103,8 +111,8 @@ class CudaClock:
         return samples
 
     def graph(self, make_call, repeats=20, per_replay=20):
-        """Seconds of a call replayed from a CUDA graph, no flush, the host's work gone. make_call is asked for the call
-        on the stream that will be captured: autograd runs a backward on its forward's stream."""
+        """Seconds of a call replayed from a CUDA graph, without a flush and without the host's work. make_call makes
+        the call on the stream that is captured, since autograd runs a backward on the stream of its forward."""
         torch = self.torch
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -1,9 +1,40 @@
-"""The table that ends a run, from the record alone. Nothing here needs torch."""
+"""The tables at the end of a run, from its record alone. Nothing here needs torch.
 
+A record's "rows" are one object per cell and op: op, cell (its name), fields and tags (cells.py), flops, bytes,
+unfused_bytes, entrants.
+"""
+
+import json
 import math
+import pathlib
+
+from . import cells
 
 OPS = ("forward", "backward", "decode")
-AGREEMENT = 1.03  # two runs on the same card: in geometric mean, at most this far apart
+AGREEMENT = 1.03  # the largest ratio, in geometric mean, of two runs on the same GPU that agree
+
+
+def read(path):
+    """The record that --json wrote; rows as older versions wrote them get fields and tags."""
+    record = json.loads(pathlib.Path(path).read_text())
+    record["rows"] = [row if "fields" in row else upgraded(row) for row in record["rows"]]
+    return record
+
+
+def upgraded(row):
+    """A row with columns batch, seq, heads, dim, ..., small in place of fields and tags."""
+    row = dict(row)
+    seq, dim = row.pop("seq", 0), row.pop("dim", 0)
+    decode = row["op"] == "decode"
+    fields = {"dtype": row.pop("dtype", ""), "batch": row.pop("batch", 0), "seq_q": 1 if decode else seq, "seq_k": seq,
+              "heads_q": row.pop("heads", 0), "heads_kv": row.pop("heads_kv", 0), "dim_qk": dim, "dim_v": dim,
+              "causal": row.pop("causal", False)}
+    small = row.pop("small", False)
+    return row | {"fields": fields, "tags": ["decode" if decode else "small" if small else "table"]}
+
+
+def is_small(row):
+    return cells.is_small(row["tags"])
 
 
 def geometric_mean(values):
@@ -11,10 +42,10 @@ def geometric_mean(values):
 
 
 def speedups(record, op, entrant, peer, small=None):
-    """[(cell, time of the peer / time of the entrant)] where both gave a right answer."""
+    """[(cell, time of the peer / time of the entrant)] for the rows in which both are correct."""
     pairs = []
     for row in record["rows"]:
-        if row["op"] != op or (small is not None and row["small"] != small):
+        if row["op"] != op or (small is not None and is_small(row) != small):
             continue
         ours, theirs = row["entrants"].get(entrant, {}), row["entrants"].get(peer, {})
         if ours.get("status") == "ok" and theirs.get("status") == "ok":
@@ -25,7 +56,7 @@ def speedups(record, op, entrant, peer, small=None):
 def against_best(record, op, entrant, peers, small=None):
     pairs = []
     for row in record["rows"]:
-        if row["op"] != op or (small is not None and row["small"] != small):
+        if row["op"] != op or (small is not None and is_small(row) != small):
             continue
         ours = row["entrants"].get(entrant, {})
         theirs = [row["entrants"][p]["median_s"] for p in peers if row["entrants"].get(p, {}).get("status") == "ok"]
@@ -50,7 +81,7 @@ def figure(row, entrant):
         return "-"
     if result["status"] != "ok":
         return {"wrong": "WRONG", "refused": "refused"}.get(result["status"], "failed")
-    if row["small"]:
+    if is_small(row):
         return f"{result['median_s'] * 1e6:.1f}"
     return f"{row['flops'] / result['median_s'] / 1e12:.0f}"
 
@@ -76,7 +107,7 @@ def in_columns(lines):
 
 
 def served_through(rows):
-    """Which op ran Tessera's decode, and why it was not the one of that name."""
+    """Which op ran Tessera's decode and, if it was not decode, why not."""
     ours = [r["entrants"]["tessera"] for r in rows if "tessera" in r["entrants"]]
     refusals = {e["through"]: e.get("decode_refused") for e in ours if e.get("through")}
     return [f"  tessera ran the {op}{f': {reason}' if reason else ''}" for op, reason in sorted(refusals.items())]
@@ -97,7 +128,7 @@ def text_of(record):
     parts = []
     for op in OPS:
         for small in (False, True):
-            rows = [r for r in record["rows"] if r["op"] == op and r["small"] == small]
+            rows = [r for r in record["rows"] if r["op"] == op and is_small(r) == small]
             if not rows:
                 continue
             unit = "microseconds around the call" if small else "TFLOP/s"
@@ -115,7 +146,7 @@ def text_of(record):
     parts.append("\nTessera's speed over each peer's, cell by cell:")
     for op in OPS:
         for small in (False, True):
-            if not any(r["op"] == op and r["small"] == small for r in record["rows"]):
+            if not any(r["op"] == op and is_small(r) == small for r in record["rows"]):
                 continue
             kind = f"{op}{', small' if small and op != 'decode' else ''}"
             for peer in peers:
@@ -145,29 +176,29 @@ def small_table(rows, entrants):
 
 
 def compare(first, second):
-    """(how far two runs of the same cells are apart, a sentence where that is too far). By entrant, of second / first:
-    the geometric mean, the least and the most; all ops together must agree within AGREEMENT. Where the time around a
-    call has the host's part in it, which is the machine's affair, the graph's replay is held to that, and the time
-    around the call is only shown."""
-    by_key = {(r["op"], r["cell"], r["small"]): r for r in second["rows"]}
+    """(how two runs of the same cells differ, a message if they differ too much). For each entrant, the ratio
+    second / first: geometric mean, minimum and maximum; over all ops it must be within AGREEMENT. For small cells, the
+    time around a call includes host time, which depends on the machine: there the graph's replay must agree, and the
+    time around the call is only shown."""
+    by_key = {(r["op"], r["cell"], is_small(r)): r for r in second["rows"]}
     ratios, around, changed = {}, {}, []
     for row in first["rows"]:
-        other = by_key.get((row["op"], row["cell"], row["small"]))
+        other = by_key.get((row["op"], row["cell"], is_small(row)))
         for name, a in row["entrants"].items() if other else ():
             b = other["entrants"].get(name, {})
             if a["status"] == b.get("status") == "ok":
-                time = "graph_s" if row["small"] and "graph_s" in a and "graph_s" in b else "median_s"
+                time = "graph_s" if is_small(row) and "graph_s" in a and "graph_s" in b else "median_s"
                 ratios.setdefault(name, {}).setdefault(row["op"], []).append((b[time] / a[time], row["cell"]))
                 if time == "graph_s":
                     around.setdefault(name, []).append((b["median_s"] / a["median_s"], row["cell"]))
             elif a["status"] != b.get("status"):
                 changed.append(f"{row['op']} {row['cell']} {name}: {a['status']}, then {b.get('status', 'not run')}")
-    lines, apart = [], [f"{len(changed)} results have another status"] if changed else []
+    lines, apart = [], [f"{len(changed)} results have a different status"] if changed else []
     for name, by_op in ratios.items():
         everything = [pair for pairs in by_op.values() for pair in pairs]
         mean = geometric_mean([ratio for ratio, _ in everything])
         if max(mean, 1 / mean) > AGREEMENT:
-            apart.append(f"{name} is {mean:.4f} of its first time")
+            apart.append(f"{name} takes {mean:.4f} of its first time")
         shown = [("all", everything)] if len(by_op) > 1 else []
         shown += [("around", around[name])] if name in around else []
         for op, pairs in [*by_op.items(), *shown]:
@@ -175,5 +206,5 @@ def compare(first, second):
             lines.append(f"  {name:<12} {op:<9} geometric mean {geometric_mean([r for r, _ in pairs]):.4f} over "
                          f"{len(pairs)} cells   min {least:.3f} ({where_least})   max {most:.3f} ({where_most})")
     if not ratios:
-        apart.append("no cell was timed in both")
+        apart.append("no cell was timed in both files")
     return "\n".join(lines + [f"  {line}" for line in changed]), "; ".join(apart)

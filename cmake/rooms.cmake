@@ -1,0 +1,25 @@
+# Rooms: static libraries whose includes point one way.
+#
+# tessera_room(NAME [OBJECT] SOURCES ... [USES room...]): the library tessera_NAME. Its headers are included as
+# "NAME/header.h", through an include root that holds this room alone; who uses the room gets that root, and with it
+# those of the rooms it uses. A header of any other room is not found.
+function(tessera_room NAME)
+  cmake_parse_arguments(R "OBJECT" "" "SOURCES;USES" ${ARGN})
+  set(root ${CMAKE_BINARY_DIR}/rooms/${NAME})
+  file(MAKE_DIRECTORY ${root})
+  file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/${NAME} SYMBOLIC)
+  if(R_OBJECT)
+    add_library(tessera_${NAME} OBJECT ${R_SOURCES})
+  else()
+    add_library(tessera_${NAME} STATIC ${R_SOURCES})
+  endif()
+  target_include_directories(tessera_${NAME} PUBLIC ${root})
+  foreach(room IN LISTS R_USES)
+    target_link_libraries(tessera_${NAME} PUBLIC tessera_${room})
+    set_property(GLOBAL APPEND PROPERTY TESSERA_ROOM_USES "${NAME} --> ${room}")
+  endforeach()
+endfunction()
+
+# TESSERA_FAMILIES: the rooms below src/ that have a family.cc. A new folder of that kind is found by itself.
+file(GLOB TESSERA_FAMILIES CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/src/*/family.cc)
+list(TRANSFORM TESSERA_FAMILIES REPLACE "/family.cc$" "")

@@ -1,0 +1,103 @@
+/* Attention: softmax(scale * Q K^T, masked) V, forward, backward and decode. */
+#ifndef TESSERA_ATTENTION_H_
+#define TESSERA_ATTENTION_H_
+
+#include "tessera/tessera.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tessera_attention_op {
+  TESSERA_ATTENTION_FORWARD = 0,
+  TESSERA_ATTENTION_BACKWARD = 1,
+  TESSERA_ATTENTION_DECODE = 2 /* few queries, at the end of each sequence, against a KV cache */
+} tessera_attention_op;
+
+/* The position of query 0 on the keys' axis. Required if Sq != Sk and anything depends on position (causal, window,
+ * ALiBi). Decode is always bottom-right. */
+typedef enum tessera_alignment {
+  TESSERA_ALIGN_UNSPECIFIED = 0,
+  TESSERA_ALIGN_TOP_LEFT = 1,    /* query i is at key i */
+  TESSERA_ALIGN_BOTTOM_RIGHT = 2 /* query i is at key i + Sk - Sq */
+} tessera_alignment;
+
+enum {
+  TESSERA_CAUSAL = 1u << 0,       /* a query sees no key beyond its own position */
+  TESSERA_DETERMINISTIC = 1u << 1 /* backward: bitwise equal gradients from run to run */
+};
+
+/* All three ops take this. Set it up with TESSERA_ATTENTION_INIT, then the fields you need; a tensor that the op does
+ * not use must stay NULL. B sequences; Hq a multiple of Hkv; dtype fp16, bf16 or (CPU) fp32, the same for all but lse,
+ * dlse and slopes (fp32) and lengths and tables (int32). The last dim of every tensor is contiguous. */
+typedef struct tessera_attention {
+  size_t struct_size;
+
+  const tessera_tensor* q;   /* [B, Sq, Hq, Dqk]; varlen: [total_q, Hq, Dqk] */
+  const tessera_tensor* k;   /* [B, Sk, Hkv, Dqk]; varlen: [total_k, Hkv, Dqk]; paged: [pages, page_size, Hkv, Dqk] */
+  const tessera_tensor* v;   /* likewise, with Dv */
+  const tessera_tensor* out; /* [B, Sq, Hq, Dv]; written by forward and decode, read by backward */
+  const tessera_tensor* lse; /* float [B, Hq, Sq]; varlen: [Hq, total_q]; optional, but backward needs it */
+
+  const tessera_tensor* dout; /* backward: read */
+  const tessera_tensor* dlse; /* backward: read, optional; the gradient of lse */
+  const tessera_tensor* dq;   /* backward: written */
+  const tessera_tensor* dk;
+  const tessera_tensor* dv;
+
+  float scale;                        /* of the scores; 0: 1 / sqrt(Dqk) */
+  float softcap;                      /* scores become softcap * tanh(score / softcap); 0: off */
+  const tessera_tensor* alibi_slopes; /* float [Hq] or [B, Hq], optional: score -= slope * |position(i) - j| */
+  uint32_t flags;                     /* TESSERA_CAUSAL | TESSERA_DETERMINISTIC */
+  tessera_alignment alignment;
+  int64_t window_left;  /* keys visible left of the query's position, which is not counted; -1: all */
+  int64_t window_right; /* likewise to the right */
+
+  /* Variable length (forward and backward): int32 [B + 1], starting at 0, never decreasing, and ending at most at the
+   * rows of q or k. Both or neither. max_seqlen bounds every length; 0: the CPU backend reads it from cu_seqlens,
+   * on a GPU the rows of q or k are taken instead, which launches more CTAs than are needed. */
+  const tessera_tensor* cu_seqlens_q;
+  const tessera_tensor* cu_seqlens_k;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+
+  /* Decode: int32 [B], keys in use per sequence, the new ones included; NULL: the whole cache. */
+  const tessera_tensor* cache_seqlens;
+  const tessera_tensor* page_table; /* decode: int32 [B, max_pages_per_seq], optional; k and v are then paged */
+} tessera_attention;
+
+#define TESSERA_ATTENTION_INIT                                                                                   \
+  {                                                                                                              \
+    sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u, \
+        TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL                                          \
+  }
+
+TESSERA_API tessera_status tessera_attention_plan_create(tessera_attention_op op, const tessera_attention* args,
+                                                         tessera_plan** plan);
+
+/* Runs the plan on tensors of the same shapes, types and options as it was made for. Data and strides may differ, but
+ * on a GPU, rows that were planned as 16-byte aligned must stay so. workspace: tessera_plan_workspace bytes.
+ * stream: a CUstream or cudaStream_t; the CPU ignores it, and returns when the result is complete. */
+TESSERA_API tessera_status tessera_attention_plan_run(const tessera_plan* plan, const tessera_attention* args,
+                                                      void* workspace, size_t workspace_bytes, void* stream);
+
+/* Plan and run in one call. If workspace is NULL and workspace_bytes 0, the library allocates what it needs for the
+ * duration of the call: on a GPU in the order of the stream (cuMemAllocAsync). tessera_attention_workspace says how much
+ * that is. */
+TESSERA_API tessera_status tessera_attention_run(tessera_attention_op op, const tessera_attention* args,
+                                                 void* workspace, size_t workspace_bytes, void* stream);
+TESSERA_API tessera_status tessera_attention_workspace(tessera_attention_op op, const tessera_attention* args,
+                                                       size_t* bytes);
+
+/* Which kernel would serve these arguments, and why the others would not. arch: "cpu", "sm_75" ... "sm_90a" for a
+ * device that need not be present, or NULL for the tensors' own. Data pointers are not read and may be NULL.
+ * Writes at most capacity bytes, always terminated; *needed (optional) gets the full size, terminator included. */
+TESSERA_API tessera_status tessera_attention_explain(tessera_attention_op op, const tessera_attention* args,
+                                                     const char* arch, tessera_explain_format format, char* text,
+                                                     size_t capacity, size_t* needed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_ATTENTION_H_ */

@@ -1,0 +1,146 @@
+// Config, shared-memory layout and Params of attention/backward_sm90.cuh.
+#pragma once
+
+#include "attention/backward_config.h"
+#include "attention/forward_sm90_config.h"
+#include "tile/mask.h"
+#include "tile/scheduler.h"
+#include "tile/tensor_map.h"
+#include "tile/types.h"
+
+namespace tessera {
+
+struct AttentionBackwardSm90Config {
+  DType dtype;
+  int dim_qk;
+  int dim_v;
+  int consumers;     // consumer warpgroups of 64 keys each, 2; there are a producer and a dQ warpgroup besides
+  int block_q;       // queries per step: 64 or 128
+  int stages;        // of Q and dO: 2 or more, 3 or more if it overlaps
+  int ds_stages;     // of dS
+  bool overlaps;     // S of the next step is computed during the gradients of this one: one more accumulator
+  bool keeps_k;      // a consumer keeps its rows of K in registers
+  bool keeps_v;      // likewise for V
+  int dq_columns;    // columns of dQ that are computed at a time: all, or 64 of up to 128
+  int dq_registers;  // registers per thread of the dQ warpgroup; the consumers get the rest
+  bool masked;       // causal or a window: some tiles are skipped and some masked
+};
+
+template <class Visitor>
+constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&& visit) {
+  visit("dtype", config.dtype);
+  visit("dim_qk", config.dim_qk);
+  visit("dim_v", config.dim_v);
+  visit("consumers", config.consumers);
+  visit("block_q", config.block_q);
+  visit("stages", config.stages);
+  visit("ds_stages", config.ds_stages);
+  visit("overlaps", config.overlaps);
+  visit("keeps_k", config.keeps_k);
+  visit("keeps_v", config.keeps_v);
+  visit("dq_columns", config.dq_columns);
+  visit("dq_registers", config.dq_registers);
+  visit("masked", config.masked);
+}
+
+constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
+constexpr int threads_of(const AttentionBackwardSm90Config& config) { return (config.consumers + 2) * kWarpgroup; }
+
+// Registers per thread. A CTA starts with the same number for all threads. The dQ warpgroup gets dq_registers, the
+// consumers as many as leave 24 for the producer, and the producer the rest.
+constexpr int kBackwardSm90Registers = 512;  // of four threads, one of each warpgroup
+constexpr int consumer_registers(int dq_registers, int consumers) {
+  const int most = (kBackwardSm90Registers - 24 - dq_registers) / consumers / 8 * 8;
+  return most < 240 ? most : 240;
+}
+constexpr int consumer_registers(const AttentionBackwardSm90Config& config) {
+  return consumer_registers(config.dq_registers, config.consumers);
+}
+constexpr int producer_registers(const AttentionBackwardSm90Config& config) {
+  const int rest = kBackwardSm90Registers - config.dq_registers - config.consumers * consumer_registers(config);
+  return rest < 64 ? rest : 64;
+}
+
+// Byte offsets in a CTA's shared memory. Tiles consist of swizzle atoms of 64 columns (tile/tensor_map.h).
+struct BackwardSm90Layout {
+  int k;           // [block_k, dim_qk]
+  int v;           // [block_k, dim_v]
+  int q;           // [stages][block_q, dim_qk]
+  int q_stage;     // bytes
+  int d_o;         // [stages][block_q, dim_v]
+  int d_o_stage;   // bytes
+  int ds;          // [ds_stages][block_k, block_q], 16 bit
+  int ds_stage;    // bytes
+  int rows;        // [stages]: LSE [block_q] and delta [block_q], fp32, and kStepWords ints of step info
+  int rows_stage;  // bytes
+  int k_full;      // mbarriers: K is loaded
+  int v_full;
+  int q_full;    // [stages] Q and the rows are loaded
+  int d_o_full;  // [stages]
+  int empty;     // [stages] Q, dO and the rows may be overwritten
+  int ds_full;   // [ds_stages]
+  int ds_empty;  // [ds_stages]
+  int bytes;
+};
+
+// Slot of a query's LSE and delta within block_q: a lane needs two adjacent queries of each 8, and this order lets one
+// load fetch those of 16 queries.
+constexpr int row_slot(int query) { return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2; }
+
+// Step info: the distance from the position of the step's first query to the CTA's first key, and the number of keys in
+// the sequence from that key on. The other words are padding.
+constexpr int kStepDistance = 0;
+constexpr int kStepKeys = 1;
+constexpr int kStepWords = 4;
+
+constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Config& config) {
+  BackwardSm90Layout at = {};
+  at.q_stage = tile_bytes(config.block_q, config.dim_qk, kWidestAtom);
+  at.d_o_stage = tile_bytes(config.block_q, config.dim_v, kWidestAtom);
+  at.ds_stage = tile_bytes(block_k_of(config), config.block_q, kWidestAtom);
+  at.rows_stage = (2 * config.block_q + kStepWords) * 4;
+  at.k = 0;
+  at.v = at.k + tile_bytes(block_k_of(config), config.dim_qk, kWidestAtom);
+  at.q = at.v + tile_bytes(block_k_of(config), config.dim_v, kWidestAtom);
+  at.d_o = at.q + config.stages * at.q_stage;
+  at.ds = at.d_o + config.stages * at.d_o_stage;
+  at.rows = at.ds + config.ds_stages * at.ds_stage;
+  at.k_full = at.rows + config.stages * at.rows_stage;
+  at.v_full = at.k_full + 8;
+  at.q_full = at.v_full + 8;
+  at.d_o_full = at.q_full + 8 * config.stages;
+  at.empty = at.d_o_full + 8 * config.stages;
+  at.ds_full = at.empty + 8 * config.stages;
+  at.ds_empty = at.ds_full + 8 * config.ds_stages;
+  at.bytes = at.ds_empty + 8 * config.ds_stages;
+  return at;
+}
+
+struct alignas(64) AttentionBackwardSm90Params {
+  TensorMap q;  // boxes of block_q x 64
+  TensorMap d_o;
+  TensorMap k;  // boxes of block_k x 64
+  TensorMap v;
+  const float* lse_log2;  // [B, Hq, Sq], from backward_preprocess.cuh
+  const float* delta;     // likewise
+  void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
+  void* dv;
+  DqSums dq_sums;
+  const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
+  const int* cu_seqlens_k;
+  Strides dk_strides;
+  Strides dv_strides;
+  RowStrides row_strides;  // of lse_log2 and delta
+  int seq_q;               // of the longest sequence if packed
+  int seq_k;
+  unsigned heads_q;
+  unsigned group;    // query heads that share a key head
+  unsigned k_tiles;  // of the longest sequence
+  unsigned columns;  // heads of all sequences: B Hkv
+  Divisor together;  // of them, how many are processed together: their Q, dO and dQ sums fit the L2 cache
+  Divisor by_heads;  // Hkv
+  Band band;
+  float scale;  // positive
+};
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+// The work of one CTA of attention/backward_sm90.cuh: block_k keys of one key head, and the queries that see them.
+#pragma once
+
+#include "attention/backward_sm90_config.h"
+#include "tile/mask.h"
+#include "tile/scheduler.h"
+#include "tile/sequence.cuh"
+
+namespace tessera {
+
+// The work of a CTA. A step is a query tile of one head; the heads of the group follow one another.
+template <AttentionBackwardSm90Config config>
+struct BackwardSm90Work {
+  int batch, kv_head;
+  int first_k;
+  int len_q, len_k;
+  int position_offset;  // query i is at position i + position_offset
+  QueryTiles tiles;     // the same for each head
+  int steps;
+
+  __forceinline__ BackwardSm90Work(const AttentionBackwardSm90Params& p, unsigned cta) {
+    const WorkItem item = work_item(cta, p.k_tiles, p.columns, p.by_heads, p.together);
+    batch = static_cast<int>(item.batch);
+    kv_head = static_cast<int>(item.head);
+    first_k = static_cast<int>(item.tile) * block_k_of(config);
+    len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
+    len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
+    position_offset = p.band.position_offset(len_q, len_k);
+    const int last_k = min(first_k + block_k_of(config), len_k) - 1;
+    tiles = first_k < len_k ? query_tiles(p.band, position_offset, first_k, last_k, len_q, config.block_q)
+                            : QueryTiles{0, 0};
+    steps = tiles.count * static_cast<int>(p.group);
+  }
+};
+
+}  // namespace tessera

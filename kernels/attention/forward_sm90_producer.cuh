@@ -1,0 +1,161 @@
+// The producer of attention/forward_sm90.cuh: one thread that schedules the work tiles and issues the TMA loads.
+#pragma once
+
+#include "attention/forward_sm90_config.h"
+#include "attention/forward_sm90_work_tile.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "tile/mask.h"
+#include "tile/pipeline.cuh"
+#include "tile/scheduler.h"
+#include "tile/sequence.cuh"
+
+namespace tessera {
+
+template <AttentionForwardSm90Config config>
+struct ForwardSm90Producer {
+  using WorkTileInfo = ForwardSm90WorkTileInfo;
+  static constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
+  static constexpr int kMinAtom = config.min_atom;
+  // Number of K tiles that are loaded before the first V tile: one for each consumer that starts with S.
+  static constexpr int kAhead = config.intra_cta_split ? config.consumers : 1;
+
+  const AttentionForwardSm90Params& p;
+  unsigned shared;
+  PipelineState<config.q_stages> q_pipe = {};
+  PipelineState<config.stages> k_pipe = {}, v_pipe = {};
+  PipelineState<kWorkTileSlots> work_pipe = {};
+
+  // All swizzle atoms of `rows` rows from `row` on.
+  template <int rows, int dim>
+  __forceinline__ void load(unsigned destination, const AtomMaps& maps, unsigned full, int row, int head,
+                            const RowOrigin& origin) {
+    mbarrier_arrive_expect_tx(full, rows * padded_dim(dim, kMinAtom) * 2);
+#pragma unroll
+    for (int column = 0; column < padded_dim(dim, kMinAtom); column += atom_at(dim, kMinAtom, column).width) {
+      const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
+      tma_load(destination + atom_offset(atom, rows), maps.by_width[map_index(atom.width)], full, column,
+               origin.y + row, head, origin.z);
+    }
+  }
+
+  // Waits until the next stage of Q is empty and returns its full barrier.
+  __forceinline__ unsigned acquire_q() {
+    mbarrier_wait_parity(shared + kAt.q_empty + q_pipe.index * kMbarrierBytes, q_pipe.parity ^ 1);
+    return shared + kAt.q_full + q_pipe.index * kMbarrierBytes;
+  }
+  // With packed GQA, the map has heads on its second axis and queries on its third, and a box holds all heads of a
+  // group.
+  __forceinline__ void load_q(const WorkTileInfo& info, unsigned full, const RowOrigin& origin) {
+    const unsigned destination = shared + kAt.q + q_pipe.index * kAt.q_stage;
+    const int head = static_cast<int>(info.head);
+    if constexpr (config.pack_gqa) {
+      const int query = origin.y + WorkTileInfo::query_at<config>(p, info.first_q);
+      load<block_q_of(config), config.dim_qk>(destination, p.q, full, head, query, {0, origin.z});
+    } else {
+      load<block_q_of(config), config.dim_qk>(destination, p.q, full, info.first_q, head, origin);
+    }
+  }
+  __forceinline__ void load_k(int tile, int head, const RowOrigin& origin) {
+    const unsigned full = shared + kAt.k_full + k_pipe.index * kMbarrierBytes;
+    mbarrier_wait_parity(shared + kAt.k_empty + k_pipe.index * kMbarrierBytes, k_pipe.parity ^ 1);
+    load<config.block_k, config.dim_qk>(shared + kAt.k + k_pipe.index * kAt.k_stage, p.k, full, tile * config.block_k,
+                                        head, origin);
+    k_pipe.advance();
+  }
+  __forceinline__ void load_v(int tile, int head, const RowOrigin& origin) {
+    const unsigned full = shared + kAt.v_full + v_pipe.index * kMbarrierBytes;
+    mbarrier_wait_parity(shared + kAt.v_empty + v_pipe.index * kMbarrierBytes, v_pipe.parity ^ 1);
+    load<config.block_k, config.dim_v>(shared + kAt.v + v_pipe.index * kAt.v_stage, p.v, full, tile * config.block_k,
+                                       head, origin);
+    v_pipe.advance();
+  }
+
+  // Static persistent scheduler, or with dynamic_scheduler a global counter, which is read ahead: while the current
+  // work tile is being loaded.
+  __forceinline__ unsigned next_index(unsigned round) {
+    return config.dynamic_scheduler ? gridDim.x + atomicAdd(p.tile_counter, 1u)
+                                    : own_index(round, blockIdx.x, gridDim.x);
+  }
+
+  __forceinline__ WorkTileInfo info_of(unsigned index) const {
+    const WorkItem item = work_item(index, p.q_tiles, p.columns, p.by_heads, p.together);
+    WorkTileInfo info = {};
+    info.batch = item.batch;
+    info.head = config.pack_gqa ? item.head * p.group : item.head;
+    info.first_q = static_cast<int>(p.q_tiles - 1 - item.tile) * block_q_of(config);
+    info.len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
+    info.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
+    const KeyRange keys = info.keys_of<config>(p, info.first_q, block_q_of(config));
+    info.first_tile = keys.first_tile(config.block_k);
+    info.last_tile = keys.last_tile(config.block_k);
+    if constexpr (config.intra_cta_split) info.first_consumer = k_pipe.index % config.consumers;
+    return info;
+  }
+  __forceinline__ void write(const WorkTileInfo& info) {
+    const unsigned slot = shared + kAt.work_tiles + work_pipe.index * kWorkTileBytes;
+    const Words4(&words)[2] = reinterpret_cast<const Words4(&)[2]>(info);
+    store_shared_16(slot, words[0]);
+    store_shared_16(slot + 16, words[1]);
+    work_pipe.advance();
+  }
+
+  __forceinline__ void init_mbarriers() const {
+    constexpr unsigned kWarps = config.consumers * 4;
+    constexpr unsigned kWarpsPerStage = config.intra_cta_split ? 4 : kWarps;  // that read a stage of K or V
+    for (int i = 0; i < config.q_stages; ++i) {
+      mbarrier_init(shared + kAt.q_full + i * kMbarrierBytes, 1);
+      mbarrier_init(shared + kAt.q_empty + i * kMbarrierBytes, kWarps * 32);
+    }
+    for (int i = 0; i < config.stages; ++i) {
+      mbarrier_init(shared + kAt.k_full + i * kMbarrierBytes, 1);
+      mbarrier_init(shared + kAt.k_empty + i * kMbarrierBytes, kWarpsPerStage);
+      mbarrier_init(shared + kAt.v_full + i * kMbarrierBytes, 1);
+      mbarrier_init(shared + kAt.v_empty + i * kMbarrierBytes, kWarpsPerStage);
+    }
+    if constexpr (config.intra_cta_split) {
+      mbarrier_init(shared + kAt.parts_full, (config.consumers - 1) * kWarpgroup);
+      mbarrier_init(shared + kAt.parts_empty, kWarpgroup);
+    }
+    fence_mbarrier_init();
+  }
+  __forceinline__ void prefetch_tensor_maps() const {
+    prefetch_tensor_map(p.q.by_width[map_index(atom_at(config.dim_qk, kMinAtom, 0).width)]);
+    prefetch_tensor_map(p.k.by_width[map_index(atom_at(config.dim_qk, kMinAtom, 0).width)]);
+    prefetch_tensor_map(p.v.by_width[map_index(atom_at(config.dim_v, kMinAtom, 0).width)]);
+  }
+
+  __forceinline__ void run() {
+    pdl_wait_and_launch_dependents();
+    unsigned index = blockIdx.x;
+    for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
+      const WorkTileInfo info = info_of(index);
+      index = next_index(round);
+      const unsigned q_full = acquire_q();
+      write(info);
+      if (!info.has_keys()) {
+        mbarrier_arrive(q_full);
+        q_pipe.advance();
+        continue;
+      }
+      const RowOrigin q_origin = row_origin(p.cu_seqlens_q, info.batch, p.seq_q, info.len_q);
+      const RowOrigin k_origin = row_origin(p.cu_seqlens_k, info.batch, p.seq_k, info.len_k);
+      const int head = static_cast<int>(p.by_group.quotient(info.head));
+      load_q(info, q_full, q_origin);
+      q_pipe.advance();
+      for (int tile = info.last_tile + kAhead; tile >= info.first_tile; --tile) {
+        if (tile - kAhead >= info.first_tile) load_k(tile - kAhead, head, k_origin);
+        if (tile <= info.last_tile) load_v(tile, head, k_origin);
+      }
+    }
+    WorkTileInfo end = {};
+    end.first_q = WorkTileInfo::kNoWork;
+    const unsigned q_full = acquire_q();
+    write(end);
+    mbarrier_arrive(q_full);
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// Config and Params of bench/mma_peak.cuh.
+#pragma once
+
+#include "tile/types.h"
+
+namespace tessera {
+
+struct MmaPeakConfig {
+  DType dtype;
+};
+
+template <class Visitor>
+constexpr void visit_fields(const MmaPeakConfig& config, Visitor&& visit) {
+  visit("dtype", config.dtype);
+}
+
+struct MmaPeakParams {
+  float* out;  // one value; never written, but the compiler cannot prove it
+  int iterations;
+  unsigned pattern;
+};
+
+constexpr int kMmaPeakThreads = 256;
+constexpr int kMmaPeakChains = 8;  // independent products in flight per warp
+constexpr int kMmaPeakWarps = kMmaPeakThreads / 32;
+// Multiplications and additions of one CTA in one iteration.
+constexpr double kMmaPeakFlops = 2.0 * 16 * 8 * 16 * kMmaPeakChains * kMmaPeakWarps;
+
+}  // namespace tessera

@@ -1,0 +1,268 @@
+// Attention backward on Hopper, dQ summed by atomics: backward_preprocess.cuh, backward_sm90.cuh, backward_convert.cuh.
+#include "attention/backward_sm90.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "attention/backward_convert.h"
+#include "attention/backward_preprocess.h"
+#include "attention/backward_steps.h"
+#include "attention/family.h"
+#include "attention/gpu.h"
+#include "attention/params.h"
+#include "base/format.h"
+#include "cuda/tensor_map.h"
+#include "jit/config_text.h"
+
+namespace tessera::attention {
+namespace {
+
+using Config = AttentionBackwardSm90Config;
+
+struct BackwardSm90Tile {
+  int consumers;
+  int block_q;
+  int stages;
+  int ds_stages;
+  bool overlaps;
+  bool keeps_k;
+  bool keeps_v;
+  int dq_columns;
+  int dq_registers;
+};
+
+// By counting registers. A consumer holds dK and dV (a register for two columns of each), an accumulator of 64 queries
+// (32), its 16-bit operand (16) and, if they still fit, K (4 for 16 columns), V, and last a second accumulator and
+// operand: in that order they gained speed on an H200. V beside K above head dim 64, and everything below 64, was not
+// timed. The dQ warpgroup holds its sums and needs 26 more, since ptxas starts sums at register 24; a consumer needs a
+// few more than that. consumers 0: they do not fit.
+constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
+  constexpr int kBesideSums = 26;
+  constexpr int kBeside = 30;
+  constexpr int kInTurn = 32 + 16;
+  if (dim_qk > 128 || dim_v > 128) return {};
+  BackwardSm90Tile tile = {};
+  tile.consumers = 2;
+  tile.block_q = 64;
+  tile.stages = dim_qk > 96 || dim_v > 96 ? 2 : 3;  // measured
+  tile.ds_stages = 2;
+  tile.dq_columns = dim_qk <= 96 ? dim_qk : 64;
+  tile.dq_registers = (tile.dq_columns / 2 + kBesideSums + 7) / 8 * 8;
+  int left = consumer_registers(tile.dq_registers, tile.consumers) - kBeside - (dim_qk + dim_v) / 2;
+  const int of_k = (dim_qk + 15) / 16 * 4;
+  const int of_v = (dim_v + 15) / 16 * 4;
+  if (left < kInTurn) return {};
+  left -= kInTurn;
+  tile.keeps_k = left >= of_k;
+  left -= tile.keeps_k ? of_k : 0;
+  tile.keeps_v = left >= of_v && (!tile.keeps_k || (dim_qk <= 64 && dim_v <= 64));
+  left -= tile.keeps_v ? of_v : 0;
+  tile.overlaps = tile.keeps_k && tile.keeps_v && tile.stages >= 3 && left >= kInTurn;
+  return tile;
+}
+}  // namespace
+
+std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked) {
+  const BackwardSm90Tile tile = backward_sm90_tile(dim_qk, dim_v);
+  if (tile.consumers == 0) return {};
+  return {{.dtype = dtype,
+           .dim_qk = dim_qk,
+           .dim_v = dim_v,
+           .consumers = tile.consumers,
+           .block_q = tile.block_q,
+           .stages = tile.stages,
+           .ds_stages = tile.ds_stages,
+           .overlaps = tile.overlaps,
+           .keeps_k = tile.keeps_k,
+           .keeps_v = tile.keeps_v,
+           .dq_columns = tile.dq_columns,
+           .dq_registers = tile.dq_registers,
+           .masked = masked}};
+}
+
+Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const AttentionBackwardSm90Config& config) {
+  const AttentionProblem& p = args.problem;
+  Result<BackwardSm90Boxes> boxes(std::in_place);
+  Status s = atom_boxes(args.q, query_extents(p, p.dim_qk), config.block_q, kWidestAtom, boxes->q);
+  if (s.ok()) s = atom_boxes(args.d_o, query_extents(p, p.dim_v), config.block_q, kWidestAtom, boxes->d_o);
+  if (s.ok()) s = atom_boxes(args.k, key_extents(p, p.dim_qk), block_k_of(config), kWidestAtom, boxes->k);
+  if (s.ok()) s = atom_boxes(args.v, key_extents(p, p.dim_v), block_k_of(config), kWidestAtom, boxes->v);
+  if (!s.ok()) boxes = std::move(s);
+  return boxes;
+}
+
+Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const AttentionArgs& args,
+                                                                   const AttentionBackwardSm90Config& config) {
+  const AttentionProblem& p = args.problem;
+  const std::int64_t k_tiles = ceil_div(p.seq_k, block_k_of(config));
+  if (!fits_a_grid(k_tiles, p, p.heads_kv)) {
+    return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: more rows than one grid can cover");
+  }
+  AttentionBackwardSm90Params params = {};
+  params.dk = args.dk.data;
+  params.dv = args.dv.data;
+  params.cu_seqlens_q = args.cu_seqlens_q;
+  params.cu_seqlens_k = args.cu_seqlens_k;
+  params.dk_strides = strides_of(args.dk);
+  params.dv_strides = strides_of(args.dv);
+  params.seq_q = static_cast<int>(p.seq_q);
+  params.seq_k = static_cast<int>(p.seq_k);
+  params.heads_q = static_cast<unsigned>(p.heads_q);
+  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
+  params.k_tiles = static_cast<unsigned>(k_tiles);
+  params.band = band_of(p);
+  params.scale = p.scale;
+  const std::int64_t columns = p.batch * p.heads_kv;
+  // Q and dO, of 16 bits, and dQ's sums, of 32.
+  const std::int64_t head_bytes = saturating_product(p.seq_q, params.group, 6 * p.dim_qk + 2 * p.dim_v);
+  params.columns = static_cast<unsigned>(columns);
+  params.together = divisor(columns_together(columns, head_bytes));
+  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv));
+  return cuda::Work<AttentionBackwardSm90Params>{params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
+}
+
+Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
+                                            const AttentionBackwardSm90Config& config) {
+  if (!fits_a_grid(ceil_div(problem.seq_k, block_k_of(config)), problem, problem.heads_kv) ||
+      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q)) {
+    return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: more rows than one grid can cover");
+  }
+  const std::int64_t bytes = backward_bytes(problem, config.block_q);
+  if (bytes == LLONG_MAX) {
+    return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: its workspace cannot be addressed");
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+namespace {
+
+jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : ""),
+          .header = "attention/backward_sm90.cuh",
+          .entry = "attention_backward_sm90",
+          .params = "AttentionBackwardSm90Params",
+          .config = jit::config_text("AttentionBackwardSm90Config", config),
+          .threads = threads_of(config),
+          .min_blocks = 1,
+          .dynamic_smem_bytes = backward_sm90_layout(config).bytes,
+          .pdl = true};
+}
+
+// All swizzle atoms of this kernel are of one width.
+Status encode_one(const AtomBoxes& boxes, TensorMap& map) {
+  const auto made = cuda::encode(boxes.box[0]);
+  if (!made.ok()) return made.status();
+  map = *made;
+  return {};
+}
+
+Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
+  auto work = backward_sm90_work(args, config);
+  if (!work.ok()) return work.status();
+  const auto boxes = backward_sm90_boxes(args, config);
+  if (!boxes.ok()) return boxes.status();
+  const BackwardBuffers buffers = backward_buffers(args.problem, config.block_q, launch.workspace);
+  AttentionBackwardSm90Params& params = work->params;
+  params.lse_log2 = buffers.lse_log2.data;
+  params.delta = buffers.delta.data;
+  params.row_strides = strides_of(buffers.delta);
+  params.dq_sums = buffers.sums;
+  {
+    // The driver makes tensor maps only if a context is current.
+    const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
+    if (!scope.ok()) return scope.status();
+    if (Status s = encode_one(boxes->q, params.q); !s.ok()) return s;
+    if (Status s = encode_one(boxes->d_o, params.d_o); !s.ok()) return s;
+    if (Status s = encode_one(boxes->k, params.k); !s.ok()) return s;
+    if (Status s = encode_one(boxes->v, params.v); !s.ok()) return s;
+  }
+  if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
+  if (Status s = cuda::launch(*launch.kernels[1], *work, launch.stream); !s.ok()) return s;
+  return enqueue_convert(*launch.kernels[2], args, buffers.sums, config.block_q, launch.stream);
+}
+
+std::vector<Config> configs_for(const AttentionProblem& p) {
+  return backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p));
+}
+
+std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  if (auto reason = hopper_refuses(p, device)) return reason;
+  if (p.deterministic) return "sums dQ by atomics, in any order";
+  if (has_score_mod(p)) return "takes neither softcap nor ALiBi nor a scale that is not above 0";
+  if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
+    return "there is nothing to load";
+  }
+  const auto configs = configs_for(p);
+  if (configs.empty()) return format("takes head dims up to 128, not {}", std::max(p.dim_qk, p.dim_v));
+  const auto workspace = backward_sm90_workspace(p, configs.front());
+  if (!workspace.ok()) return workspace.status().message();
+  return std::nullopt;
+}
+
+std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
+  // Relative to the portable kernel's large tile: 1.5 to 2 on an H200. Up to head dim 64 that one has half as many keys
+  // per tile, so more SMs have work if there are few keys; but one CTA alone would have to run at 0.85 of the rate of
+  // three.
+  constexpr double kRate = 1.7;
+  std::vector<engine::Offer> offers;
+  for (const Config& config : configs_for(p)) {
+    const auto workspace = backward_sm90_workspace(p, config);
+    if (!workspace.ok()) continue;
+    if (static_cast<std::size_t>(backward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
+    const double rows = static_cast<double>(ceil_div(p.seq_q, config.block_q) * config.block_q);
+    offers.push_back({engine::main_config(config), *workspace, predicted_backward_time(p, device, rows, kRate),
+                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics", rows)});
+  }
+  return offers;
+}
+
+std::optional<Recipe> recipe(const AttentionProblem& p, const Device&, const engine::Config& named) {
+  for (const Config& config : configs_for(p)) {
+    const auto workspace = backward_sm90_workspace(p, config);
+    if (!workspace.ok() || engine::main_config(config) != named) continue;
+    Recipe recipe;
+    recipe.problem = p;
+    recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))},
+                    {"main", main_kernel(config)},
+                    {"convert", instance_of(convert_config(config.dtype, 8))}};
+    recipe.workspace = *workspace;
+    recipe.enqueue = [config](const AttentionArgs& args, const engine::Launch& launch) {
+      return enqueue(config, args, launch);
+    };
+    return recipe;
+  }
+  return std::nullopt;
+}
+
+constexpr int kDims[] = {8, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128};
+
+std::vector<AttentionProblem> representatives(const Device& device) {
+  std::vector<AttentionProblem> list;
+  if (device.compute != 90 || !device.specific) return list;
+  const auto add = [&](int dim_qk, int dim_v, bool masked) {
+    list.push_back(with_variant(representative(device, AttentionOp::kBackward, dim_qk, dim_v), {masked, false}));
+  };
+  for (const bool masked : {false, true}) {
+    for (const int dim : kDims) add(dim, dim, masked);
+    add(128, 64, masked);
+    add(64, 128, masked);
+  }
+  return list;
+}
+
+}  // namespace
+
+Implementation backward_sm90() {
+  return {"attention_backward_sm90",
+          AttentionFamily::bit_of(AttentionOp::kBackward),
+          {"attention/backward_preprocess.cuh", "attention/backward_sm90.cuh", "attention/backward_convert.cuh"},
+          refuses,
+          offers,
+          recipe,
+          nullptr,
+          representatives};
+}
+
+}  // namespace tessera::attention

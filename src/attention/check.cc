@@ -1,0 +1,507 @@
+#include "attention/check.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "attention/params.h"
+#include "base/arguments.h"
+#include "base/format.h"
+#include "base/tensor.h"
+
+namespace tessera::attention {
+namespace {
+
+constexpr std::uint32_t kKnownFlags = TESSERA_CAUSAL | TESSERA_DETERMINISTIC;
+
+constexpr unsigned on(tessera_attention_op op) { return 1u << op; }
+constexpr unsigned kForward = on(TESSERA_ATTENTION_FORWARD);
+constexpr unsigned kBackward = on(TESSERA_ATTENTION_BACKWARD);
+constexpr unsigned kDecode = on(TESSERA_ATTENTION_DECODE);
+
+AttentionOp op_of(tessera_attention_op op) {
+  return op == TESSERA_ATTENTION_FORWARD    ? AttentionOp::kForward
+         : op == TESSERA_ATTENTION_BACKWARD ? AttentionOp::kBackward
+                                            : AttentionOp::kDecode;
+}
+
+DType dtype_of(tessera_dtype dtype) {
+  if (dtype.code == TESSERA_BFLOAT) return DType::kBFloat16;
+  return dtype.bits == 16 ? DType::kFloat16 : DType::kFloat32;
+}
+
+// Lengths as the caller counts them: a dim's name, and the tensor that gave it, for messages.
+Status must_match(const char* tensor, const char* dim, std::int64_t got, std::int64_t want, const char* giver) {
+  if (got == want) return {};
+  return invalid(format("{} has {} = {}, but {} gives {}", tensor, dim, got, giver, want));
+}
+
+#define TESSERA_CHECK(expression)                      \
+  do {                                                 \
+    if (Status s_ = (expression); !s_.ok()) return s_; \
+  } while (false)
+
+class Checker {
+ public:
+  Checker(tessera_attention_op op, const tessera_attention& in, Look look, CheckedAttention& out)
+      : op_(op), in_(in), look_(look), out_(out), problem_(out.args.problem) {}
+
+  Status run() {
+    problem_.op = op_of(op_);
+    TESSERA_CHECK(check_presence());
+    TESSERA_CHECK(check_device());
+    TESSERA_CHECK(read_tensors());
+    TESSERA_CHECK(check_dims());
+    TESSERA_CHECK(check_options());
+    TESSERA_CHECK(check_lengths());
+    TESSERA_CHECK(check_alignment());
+    canonicalise_window();
+    fill_views();
+    return {};
+  }
+
+ private:
+  struct Slot {
+    const char* name;
+    const tessera_tensor* tessera_attention::*given;
+    unsigned used_by;    // ops that take it
+    unsigned needed_by;  // ops that cannot do without
+    unsigned written_by;
+    Element element;
+    std::optional<CheckedTensor> Checker::*checked;
+  };
+
+  static constexpr unsigned kAll = kForward | kBackward | kDecode;
+  static constexpr unsigned kWriters = kForward | kDecode;
+  static constexpr unsigned kPacked = kForward | kBackward;
+  static const std::array<Slot, 15> kSlots;
+
+  Status check_presence() {
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr && (slot.needed_by & on(op_)) != 0) {
+        return invalid(format("{} is null; {} needs it", slot.name, name_of(problem_.op)));
+      }
+      if (given != nullptr && (slot.used_by & on(op_)) == 0) {
+        return invalid(format("{} is given, but {} does not take it", slot.name, name_of(problem_.op)));
+      }
+    }
+    if ((in_.cu_seqlens_q == nullptr) != (in_.cu_seqlens_k == nullptr)) {
+      return invalid(format("{} is null, but {} is given; packed sequences need both",
+                            in_.cu_seqlens_q == nullptr ? "cu_seqlens_q" : "cu_seqlens_k",
+                            in_.cu_seqlens_q == nullptr ? "cu_seqlens_k" : "cu_seqlens_q"));
+    }
+    problem_.varlen = in_.cu_seqlens_q != nullptr;
+    problem_.paged = in_.page_table != nullptr;
+    problem_.with_lse = in_.lse != nullptr;
+    problem_.with_dlse = in_.dlse != nullptr;
+    problem_.alibi = in_.alibi_slopes != nullptr;
+    return {};
+  }
+
+  Status check_device() {
+    const tessera_device device = in_.q->device;
+    if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {
+      return invalid(
+          format("q is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU, +TESSERA_CUDA));
+    }
+    if (device.index < 0) return invalid(format("q is on device index {}; it must not be negative", device.index));
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr) continue;
+      const tessera_device other = given->device;
+      if (other.type != device.type || (device.type == TESSERA_CUDA && other.index != device.index)) {
+        return invalid(format("{} is on {}, but q is on {}", slot.name, describe(other), describe(device)));
+      }
+    }
+    out_.device = device;
+    return {};
+  }
+
+  Status read_tensors() {
+    const int activation_rank = problem_.varlen ? 3 : 4;
+    const int row_rank = problem_.varlen ? 2 : 3;
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr) continue;
+      const Access access = (slot.written_by & on(op_)) != 0 ? Access::kWrite : Access::kRead;
+      const bool rows = slot.checked == &Checker::lse_ || slot.checked == &Checker::dlse_;
+      int rank = activation_rank;
+      if (rows) rank = row_rank;
+      if (slot.element == Element::kInt32) rank = slot.checked == &Checker::page_table_ ? 2 : 1;
+      TensorRule rule{slot.name, slot.element, access, rank, rank};
+      if (slot.checked == &Checker::alibi_) rule.min_rank = 1, rule.max_rank = 2;
+      CheckedTensor& checked = (this->*slot.checked).emplace();
+      TESSERA_CHECK(check_tensor(*given, rule, look_ == Look::kEverything, checked));
+      if (slot.element == Element::kFloating && dtype_of(checked.dtype) != dtype_of(q_->dtype)) {
+        return invalid(format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked.dtype),
+                              describe(q_->dtype)));
+      }
+    }
+    problem_.dtype = dtype_of(q_->dtype);
+    return {};
+  }
+
+  // Dims of an activation [B, S, H, D] or, packed, [total, H, D].
+  struct Dims {
+    std::int64_t batch, seq, heads, dim;
+  };
+  Dims dims(const CheckedTensor& t) const {
+    if (problem_.varlen) return {0, t.shape[0], t.shape[1], t.shape[2]};
+    return {t.shape[0], t.shape[1], t.shape[2], t.shape[3]};
+  }
+
+  Status match_activation(const char* name, const std::optional<CheckedTensor>& tensor, const Dims& want,
+                          const char* giver) {
+    if (!tensor) return {};
+    const Dims got = dims(*tensor);
+    if (!problem_.varlen) TESSERA_CHECK(must_match(name, "batch", got.batch, want.batch, giver));
+    TESSERA_CHECK(must_match(name, problem_.varlen ? "rows" : "length", got.seq, want.seq, giver));
+    TESSERA_CHECK(must_match(name, "heads", got.heads, want.heads, giver));
+    return must_match(name, "head dim", got.dim, want.dim, giver);
+  }
+
+  Status check_dims() {
+    const Dims q = dims(*q_);
+    const Dims k = dims(*k_);
+    const Dims v = dims(*v_);
+    AttentionProblem& p = problem_;
+    p.heads_q = q.heads;
+    p.heads_kv = k.heads;
+    p.dim_qk = q.dim;
+    p.dim_v = v.dim;
+    if (q.heads < 1) return invalid("q has 0 heads; at least 1 is accepted");
+    if (k.heads < 1) return invalid("k has 0 heads; at least 1 is accepted");
+    if (q.dim < 1) return invalid("q has head dim 0; at least 1 is accepted");
+    if (v.dim < 1) return invalid("v has head dim 0; at least 1 is accepted");
+    TESSERA_CHECK(must_match("k", "head dim", k.dim, q.dim, "q"));
+    TESSERA_CHECK(match_activation("v", v_, {k.batch, k.seq, k.heads, v.dim}, "k"));
+    if (q.heads % k.heads != 0) {
+      return invalid(format("q has {} heads and k has {}; q's must be a multiple of k's", q.heads, k.heads));
+    }
+
+    if (p.varlen) {
+      p.batch = cu_q_->shape[0] - 1;
+      if (p.batch < 0) return invalid("cu_seqlens_q has 0 entries; one more than there are sequences is accepted");
+      TESSERA_CHECK(must_match("cu_seqlens_k", "entries", cu_k_->shape[0], cu_q_->shape[0], "cu_seqlens_q"));
+      p.total_q = q.seq;
+      p.total_k = k.seq;
+    } else {
+      p.batch = q.batch;
+      p.seq_q = q.seq;
+      p.seq_k = k.seq;
+    }
+    if (p.paged) {
+      TESSERA_CHECK(must_match("page_table", "rows", page_table_->shape[0], p.batch, "q's batch"));
+      p.num_pages = k.batch;
+      p.page_size = k.seq;
+      p.max_pages_per_seq = page_table_->shape[1];
+      if (p.page_size < 1) return invalid("k has page size 0; at least 1 is accepted");
+      if (__builtin_mul_overflow(p.max_pages_per_seq, p.page_size, &p.seq_k) || p.seq_k > kMostElements) {
+        return invalid(format("page_table has {} pages of {} keys a sequence, more than any memory holds",
+                              p.max_pages_per_seq, p.page_size));
+      }
+    } else if (!p.varlen) {
+      TESSERA_CHECK(must_match("k", "batch", k.batch, q.batch, "q"));
+    }
+    if (cache_seqlens_) {
+      TESSERA_CHECK(must_match("cache_seqlens", "entries", cache_seqlens_->shape[0], p.batch, "q's batch"));
+    }
+
+    const Dims out{q.batch, q.seq, q.heads, v.dim};
+    TESSERA_CHECK(match_activation("out", out_tensor_, out, "q and v"));
+    TESSERA_CHECK(match_activation("dout", dout_, out, "q and v"));
+    TESSERA_CHECK(match_activation("dq", dq_, q, "q"));
+    TESSERA_CHECK(match_activation("dk", dk_, k, "k"));
+    TESSERA_CHECK(match_activation("dv", dv_, v, "v"));
+    TESSERA_CHECK(match_rows("lse", lse_));
+    TESSERA_CHECK(match_rows("dlse", dlse_));
+    if (alibi_) {
+      TESSERA_CHECK(must_match("alibi_slopes", "heads", alibi_->shape[alibi_->rank - 1], q.heads, "q"));
+      if (alibi_->rank == 2) {
+        TESSERA_CHECK(must_match("alibi_slopes", "batch", alibi_->shape[0], p.batch, p.varlen ? "cu_seqlens_q" : "q"));
+      }
+    }
+    return {};
+  }
+
+  Status match_rows(const char* name, const std::optional<CheckedTensor>& tensor) {
+    if (!tensor) return {};
+    const int heads_dim = problem_.varlen ? 0 : 1;
+    if (!problem_.varlen) TESSERA_CHECK(must_match(name, "batch", tensor->shape[0], problem_.batch, "q"));
+    TESSERA_CHECK(must_match(name, "heads", tensor->shape[heads_dim], problem_.heads_q, "q"));
+    return must_match(name, "length", tensor->shape[heads_dim + 1], problem_.varlen ? problem_.total_q : problem_.seq_q,
+                      "q");
+  }
+
+  Status check_options() {
+    AttentionProblem& p = problem_;
+    if (!std::isfinite(in_.scale)) {
+      return invalid(format("scale is {}; a finite number is accepted, 0 for 1 / sqrt(head dim)", in_.scale));
+    }
+    p.scale = in_.scale != 0 ? in_.scale : 1.0f / std::sqrt(static_cast<float>(p.dim_qk));
+    if (!std::isfinite(in_.softcap) || in_.softcap < 0) {
+      return invalid(format("softcap is {}; a finite number above 0 is accepted, 0 for none", in_.softcap));
+    }
+    p.softcap = in_.softcap;
+    if ((in_.flags & ~kKnownFlags) != 0) {
+      return invalid(format("flags has unknown bits {:#x}; TESSERA_CAUSAL and TESSERA_DETERMINISTIC are known",
+                            in_.flags & ~kKnownFlags));
+    }
+    p.causal = (in_.flags & TESSERA_CAUSAL) != 0;
+    p.deterministic = (in_.flags & TESSERA_DETERMINISTIC) != 0;
+    if (in_.window_left < -1) {
+      return invalid(format("window_left is {}; 0 and above are accepted, -1 for no bound", in_.window_left));
+    }
+    if (in_.window_right < -1) {
+      return invalid(format("window_right is {}; 0 and above are accepted, -1 for no bound", in_.window_right));
+    }
+    p.window_left = in_.window_left;
+    p.window_right = in_.window_right;
+    return {};
+  }
+
+  bool can_read_host_data() const { return look_ == Look::kEverything && out_.device.type == TESSERA_CPU; }
+
+  Status check_lengths() {
+    if (problem_.varlen) {
+      TESSERA_CHECK(check_cu_seqlens("cu_seqlens_q", *cu_q_, "q", problem_.total_q, "max_seqlen_q", in_.max_seqlen_q,
+                                     &problem_.seq_q));
+      return check_cu_seqlens("cu_seqlens_k", *cu_k_, "k", problem_.total_k, "max_seqlen_k", in_.max_seqlen_k,
+                              &problem_.seq_k);
+    }
+    if (in_.max_seqlen_q != 0 || in_.max_seqlen_k != 0) {
+      return invalid(
+          format("max_seqlen_q and max_seqlen_k are {} and {}; they are for packed sequences, with "
+                 "cu_seqlens_q and cu_seqlens_k",
+                 in_.max_seqlen_q, in_.max_seqlen_k));
+    }
+    return can_read_host_data() ? check_cache() : Status();
+  }
+
+  Status check_cu_seqlens(const char* name, const CheckedTensor& tensor, const char* rows_of, std::int64_t rows,
+                          const char* max_name, std::int64_t given_max, std::int64_t* max_length) {
+    if (given_max < 0) return invalid(format("{} is {}; it must not be negative", max_name, given_max));
+    *max_length = std::min(given_max, rows);  // no sequence is longer than all of them
+    if (!can_read_host_data()) {
+      if (given_max == 0) *max_length = rows;
+      return {};
+    }
+    const auto* cu = static_cast<const std::int32_t*>(tensor.data);
+    if (cu[0] != 0) return invalid(format("{}[0] is {}; it must be 0", name, cu[0]));
+    std::int64_t longest = 0;
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      if (cu[b + 1] < cu[b]) {
+        return invalid(
+            format("{}[{}] is {}, below {}[{}] = {}; it must never fall", name, b + 1, cu[b + 1], name, b, cu[b]));
+      }
+      longest = std::max<std::int64_t>(longest, cu[b + 1] - cu[b]);
+    }
+    if (cu[problem_.batch] > rows) {
+      return invalid(format("{} ends at {}, past the {} rows of {}", name, cu[problem_.batch], rows, rows_of));
+    }
+    if (given_max != 0 && longest > given_max) {
+      return invalid(format("{} is {}, but {} has a sequence of {}", max_name, given_max, name, longest));
+    }
+    if (given_max == 0) *max_length = longest;
+    return {};
+  }
+
+  Status check_cache() {
+    const AttentionProblem& p = problem_;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+      std::int64_t length = p.seq_k;
+      if (cache_seqlens_) {
+        length = static_cast<const std::int32_t*>(cache_seqlens_->data)[b];
+        if (length < 0 || length > p.seq_k) {
+          return invalid(
+              format("cache_seqlens[{}] is {}; 0 to {}, what the cache holds, is accepted", b, length, p.seq_k));
+        }
+      }
+      if (!p.paged) continue;
+      const auto* pages = static_cast<const std::int32_t*>(page_table_->data) + b * page_table_->strides[0];
+      for (std::int64_t page = 0; page * p.page_size < length; ++page) {
+        if (pages[page] < 0 || pages[page] >= p.num_pages) {
+          return invalid(
+              format("page_table[{}, {}] is {}; 0 to {} is accepted", b, page, pages[page], p.num_pages - 1));
+        }
+      }
+    }
+    return {};
+  }
+
+  Status check_alignment() {
+    AttentionProblem& p = problem_;
+    switch (in_.alignment) {
+      case TESSERA_ALIGN_UNSPECIFIED:
+      case TESSERA_ALIGN_TOP_LEFT:
+      case TESSERA_ALIGN_BOTTOM_RIGHT:
+        break;
+      default:
+        return invalid(format("alignment is {}; TESSERA_ALIGN_TOP_LEFT and TESSERA_ALIGN_BOTTOM_RIGHT are known",
+                              static_cast<int>(in_.alignment)));
+    }
+    if (p.op == AttentionOp::kDecode) {
+      if (in_.alignment == TESSERA_ALIGN_TOP_LEFT) {
+        return invalid("alignment is top-left; decode's queries are each sequence's last, which is bottom-right");
+      }
+      p.alignment = Alignment::kBottomRight;
+      return {};
+    }
+    const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+    if (by_position && in_.alignment == TESSERA_ALIGN_UNSPECIFIED && !lengths_agree()) {
+      return invalid(
+          format("alignment is unspecified, but {} needs one if queries and keys differ in number ({}): "
+                 "TESSERA_ALIGN_TOP_LEFT or TESSERA_ALIGN_BOTTOM_RIGHT",
+                 p.causal  ? "causal"
+                 : p.alibi ? "alibi_slopes"
+                           : "a window",
+                 p.varlen ? std::string("cu_seqlens_q and cu_seqlens_k are not the same")
+                          : format("Sq = {}, Sk = {}", p.seq_q, p.seq_k)));
+    }
+    const bool bottom_right = by_position && in_.alignment == TESSERA_ALIGN_BOTTOM_RIGHT;
+    p.alignment = bottom_right ? Alignment::kBottomRight : Alignment::kTopLeft;
+    return {};
+  }
+
+  // Whether every sequence is known to have as many queries as keys. Without data, assumed to be so.
+  bool lengths_agree() const {
+    if (!problem_.varlen) return problem_.seq_q == problem_.seq_k;
+    if (look_ == Look::kShapes || cu_q_->data == cu_k_->data) return true;
+    if (!can_read_host_data()) return false;
+    const auto* a = static_cast<const std::int32_t*>(cu_q_->data);
+    const auto* b = static_cast<const std::int32_t*>(cu_k_->data);
+    return std::equal(a, a + problem_.batch + 1, b);
+  }
+
+  // A bound that no key reaches is removed, and causal replaces a bound to the right: equal masks give equal Problems.
+  // Packed lengths change between runs of a plan, so for those the total rows count.
+  void canonicalise_window() {
+    AttentionProblem& p = problem_;
+    const std::int64_t q = p.varlen ? p.total_q : p.seq_q;
+    const std::int64_t k = p.varlen ? p.total_k : p.seq_k;
+    std::int64_t span = 0;
+    if (__builtin_add_overflow(q, k, &span)) span = std::max(q, k);
+    if (p.window_left >= span) p.window_left = -1;
+    if (p.window_right >= span || p.causal) p.window_right = -1;
+  }
+
+  TensorView view(const std::optional<CheckedTensor>& t) const {
+    if (!t) return {};
+    if (problem_.varlen) return {t->data, 0, t->strides[0], t->strides[1]};
+    return {t->data, t->strides[0], t->strides[1], t->strides[2]};
+  }
+
+  RowView rows(const std::optional<CheckedTensor>& t) const {
+    if (!t) return {};
+    auto* data = static_cast<float*>(t->data);
+    if (problem_.varlen) return {data, 0, t->strides[0]};
+    return {data, t->strides[0], t->strides[1]};
+  }
+
+  static const std::int32_t* lengths(const std::optional<CheckedTensor>& t) {
+    return t ? static_cast<const std::int32_t*>(t->data) : nullptr;
+  }
+
+  void fill_views() {
+    AttentionArgs& a = out_.args;
+    a.q = view(q_);
+    a.k = view(k_);
+    a.v = view(v_);
+    a.o = view(out_tensor_);
+    a.lse = rows(lse_);
+    a.d_o = view(dout_);
+    a.d_lse = rows(dlse_);
+    a.dq = view(dq_);
+    a.dk = view(dk_);
+    a.dv = view(dv_);
+    if (alibi_) {
+      a.alibi_slopes = static_cast<const float*>(alibi_->data);
+      a.alibi_batch_stride = alibi_->rank == 2 ? alibi_->strides[0] : 0;
+    }
+    a.cu_seqlens_q = lengths(cu_q_);
+    a.cu_seqlens_k = lengths(cu_k_);
+    a.cache_seqlens = lengths(cache_seqlens_);
+    a.page_table = lengths(page_table_);
+    if (page_table_) a.page_table_stride = page_table_->strides[0];
+    problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
+    problem_.tensor_maps = out_.device.type == TESSERA_CPU || (problem_.vectors && strides_allow_tensor_maps(a));
+  }
+
+  static bool rows_allow_vectors(const AttentionArgs& a) {
+    // Strides that do not matter are 0 by now, and tensors that are not given have neither address nor strides.
+    constexpr std::int64_t kAny = 2;
+    for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv}) {
+      if (!allows_vectors(*view, kAny, kAny, kAny, sizeof(std::uint16_t), 8)) return false;
+    }
+    return true;
+  }
+
+  bool strides_allow_tensor_maps(const AttentionArgs& a) const {
+    constexpr std::int64_t kEnd = std::int64_t{1} << 39;  // elements: 2^40 bytes
+    const auto fits = [](std::int64_t extent, std::int64_t stride) {
+      return extent <= 1 || (stride > 0 && stride < kEnd);
+    };
+    const auto allows = [&](const TensorView& view, std::int64_t rows, std::int64_t heads) {
+      return fits(problem_.varlen ? 1 : problem_.batch, view.batch_stride) && fits(rows, view.seq_stride) &&
+             fits(heads, view.head_stride);
+    };
+    const std::int64_t rows_q = problem_.varlen ? problem_.total_q : problem_.seq_q;
+    const std::int64_t rows_k = problem_.varlen ? problem_.total_k : problem_.seq_k;
+    return allows(a.q, rows_q, problem_.heads_q) && allows(a.k, rows_k, problem_.heads_kv) &&
+           allows(a.v, rows_k, problem_.heads_kv) &&
+           (problem_.op != AttentionOp::kBackward || allows(a.d_o, rows_q, problem_.heads_q));
+  }
+
+  const tessera_attention_op op_;
+  const tessera_attention& in_;
+  const Look look_;
+  CheckedAttention& out_;
+  AttentionProblem& problem_;
+  std::optional<CheckedTensor> q_, k_, v_, out_tensor_, lse_, dout_, dlse_, dq_, dk_, dv_, alibi_, cu_q_, cu_k_,
+      cache_seqlens_, page_table_;
+};
+
+constexpr std::array<Checker::Slot, 15> Checker::kSlots = {{
+    {"q", &tessera_attention::q, kAll, kAll, 0, Element::kFloating, &Checker::q_},
+    {"k", &tessera_attention::k, kAll, kAll, 0, Element::kFloating, &Checker::k_},
+    {"v", &tessera_attention::v, kAll, kAll, 0, Element::kFloating, &Checker::v_},
+    {"out", &tessera_attention::out, kAll, kAll, kWriters, Element::kFloating, &Checker::out_tensor_},
+    {"lse", &tessera_attention::lse, kAll, kBackward, kWriters, Element::kFloat32, &Checker::lse_},
+    {"dout", &tessera_attention::dout, kBackward, kBackward, 0, Element::kFloating, &Checker::dout_},
+    {"dlse", &tessera_attention::dlse, kBackward, 0, 0, Element::kFloat32, &Checker::dlse_},
+    {"dq", &tessera_attention::dq, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dq_},
+    {"dk", &tessera_attention::dk, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dk_},
+    {"dv", &tessera_attention::dv, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dv_},
+    {"alibi_slopes", &tessera_attention::alibi_slopes, kAll, 0, 0, Element::kFloat32, &Checker::alibi_},
+    {"cu_seqlens_q", &tessera_attention::cu_seqlens_q, kPacked, 0, 0, Element::kInt32, &Checker::cu_q_},
+    {"cu_seqlens_k", &tessera_attention::cu_seqlens_k, kPacked, 0, 0, Element::kInt32, &Checker::cu_k_},
+    {"cache_seqlens", &tessera_attention::cache_seqlens, kDecode, 0, 0, Element::kInt32, &Checker::cache_seqlens_},
+    {"page_table", &tessera_attention::page_table, kDecode, 0, 0, Element::kInt32, &Checker::page_table_},
+}};
+
+Status check_into(tessera_attention_op op, const tessera_attention* args, Look look, CheckedAttention& out) {
+  if (op != TESSERA_ATTENTION_FORWARD && op != TESSERA_ATTENTION_BACKWARD && op != TESSERA_ATTENTION_DECODE) {
+    return invalid(
+        format("op is {}; TESSERA_ATTENTION_FORWARD, _BACKWARD and _DECODE are known", static_cast<int>(op)));
+  }
+  if (args == nullptr) return invalid("args is null");
+  if (args->struct_size == sizeof(tessera_attention)) return Checker(op, *args, look, out).run();
+  tessera_attention known = TESSERA_ATTENTION_INIT;
+  TESSERA_CHECK(read_arguments(args, offsetof(tessera_attention, lse), "TESSERA_ATTENTION_INIT", known));
+  return Checker(op, known, look, out).run();
+}
+
+#undef TESSERA_CHECK
+
+}  // namespace
+
+Result<CheckedAttention> check(tessera_attention_op op, const tessera_attention* args, Look look) {
+  Result<CheckedAttention> checked(std::in_place);
+  if (Status s = check_into(op, args, look, *checked); !s.ok()) checked = std::move(s);
+  return checked;
+}
+
+}  // namespace tessera::attention

@@ -1,0 +1,293 @@
+// Attention of a few queries against a KV cache. The queries of a group, all heads and positions, are the columns of
+// one score tile, so K and V are read once for the whole group. Keys are split into stretches of fixed length, one task
+// each: a task packs a tile of keys at a time from the cache or its pages, runs the online softmax over its stretch and
+// leaves accumulator, max and sum in the workspace; a second job weighs the stretches by their log-sum-exp and adds
+// them in order. The split depends on the problem alone, so the result is the same for any number of threads.
+#include <cstring>
+
+#include "attention/cpu/common.h"
+#include "attention/cpu/row_block.h"
+#include "cpu/thread_pool.h"
+
+namespace tessera::cpu {
+namespace {
+
+struct Dims {
+  std::int64_t group;      // query heads of a KV head
+  std::int64_t rows;       // queries of a group
+  std::int64_t blocks;     // of kQueryBlock rows
+  std::int64_t stretch;    // keys in a stretch
+  std::int64_t stretches;  // of a whole cache
+
+  Dims(const TileOps& ops, const AttentionProblem& p)
+      : group(p.heads_q / p.heads_kv), rows(group * p.seq_q), blocks(round_up(rows, kQueryBlock) / kQueryBlock) {
+    // Long enough that the partial results stay small compared with the keys they come from.
+    stretch = round_up(std::max<std::int64_t>(512, 8 * rows), ops.forward_keys);
+    stretches = std::max<std::int64_t>(1, round_up(p.seq_k, stretch) / stretch);
+  }
+};
+
+struct ThreadScratch {
+  char* q;       // rhs form of Q^T [blocks][kQueryBlock / W][round_up(Dqk, kPad)][W]
+  char* rows;    // [kQueryBlock][max(Dqk, Dv)] rows of Q or O of one block, gathered
+  char* k_rows;  // [keys][Dqk] rows of one tile, if paged
+  char* v_rows;  // [keys][Dv]
+  char* k;       // packed tile
+  char* v;
+  ScoreScratch tile;
+  float* wide_q;  // [kStreamRows][round_up(Dqk, kPad)]
+  float* sums;    // [kStreamRows][round_up(Dv, kPad)]
+
+  static ThreadScratch cut(Arena& arena, const TileOps& ops, const AttentionProblem& p, const Dims& d) {
+    ThreadScratch s;
+    const std::int64_t elem = static_cast<std::int64_t>(ops.elem);
+    const std::int64_t size = static_cast<std::int64_t>(size_of(p.dtype));
+    s.q = arena.take<char>(d.blocks * kQueryBlock * round_up(p.dim_qk, kPad) * elem);
+    s.rows = arena.take<char>(kQueryBlock * std::max(p.dim_qk, p.dim_v) * size);
+    s.k_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_qk * size : 0);
+    s.v_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_v * size : 0);
+    s.k = arena.take<char>(KeyTile::k_bytes(ops, p));
+    s.v = arena.take<char>(KeyTile::v_bytes(ops, p));
+    s.tile = ScoreScratch::cut(arena, ops);
+    s.wide_q = arena.take<float>(kStreamRows * round_up(p.dim_qk, kPad));
+    s.sums = arena.take<float>(kStreamRows * round_up(p.dim_v, kPad));
+    return s;
+  }
+};
+
+struct Workspace {
+  Dims dims;
+  char* partials;  // [B][Hkv][stretches][blocks] RowState
+  std::size_t partial_bytes;
+  char* threads;
+  std::size_t thread_bytes;
+
+  Workspace(Arena& arena, const TileOps& ops, const AttentionProblem& p, int thread_count) : dims(ops, p) {
+    Arena part(nullptr);
+    RowState::cut(part, p);
+    partial_bytes = part.used();
+    partials = arena.take<char>(p.batch * p.heads_kv * dims.stretches * dims.blocks *
+                                static_cast<std::int64_t>(partial_bytes));
+    Arena one(nullptr);
+    ThreadScratch::cut(one, ops, p, dims);
+    thread_bytes = one.used();
+    threads = arena.take<char>(static_cast<std::int64_t>(thread_bytes) * thread_count);
+  }
+
+  RowState partial(const AttentionProblem& p, std::int64_t b, std::int64_t head_kv, std::int64_t stretch,
+                   std::int64_t block) const {
+    const std::int64_t index = ((b * p.heads_kv + head_kv) * dims.stretches + stretch) * dims.blocks + block;
+    Arena arena(partials + index * static_cast<std::int64_t>(partial_bytes));
+    return RowState::cut(arena, p);
+  }
+};
+
+std::int64_t keys_in_use(const AttentionArgs& args, std::int64_t b) {
+  return args.cache_seqlens != nullptr ? args.cache_seqlens[b] : args.problem.seq_k;
+}
+
+// Row r of a group is query r % Sq of head r / Sq.
+Columns columns_of(const AttentionArgs& args, const Dims& dims, std::int64_t b, std::int64_t head_kv,
+                   std::int64_t block, std::int64_t keys) {
+  const AttentionProblem& p = args.problem;
+  const Mask mask = mask_of(p);
+  const Index offset = position_offset(mask, p.seq_q, keys);
+  Columns columns;
+  columns.clear(p.alibi);
+  for (std::int64_t r = block * kQueryBlock; r < std::min(dims.rows, (block + 1) * kQueryBlock); ++r) {
+    columns.add(visible_keys(mask, r % p.seq_q, p.seq_q, keys), r % p.seq_q + offset,
+                slope_of(args, b, head_kv * dims.group + r / p.seq_q));
+  }
+  return columns;
+}
+
+// A tile's rows of the cache: in place, or gathered from their pages.
+Source tile_rows(const AttentionArgs& args, const TensorView& cache, std::int64_t dim, std::int64_t b,
+                 std::int64_t head_kv, std::int64_t key, std::int64_t rows, char* gathered) {
+  const AttentionProblem& p = args.problem;
+  if (!p.paged) return source_of(cache, p.dtype, b, key, head_kv);
+  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(p.dtype);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::int64_t page = args.page_table[b * args.page_table_stride + (key + i) / p.page_size];
+    std::memcpy(gathered + static_cast<std::size_t>(i) * bytes,
+                element(cache, p.dtype, page, (key + i) % p.page_size, head_kv), bytes);
+  }
+  return {gathered, dim, p.dtype};
+}
+
+const void* cache_row(const AttentionArgs& args, const TensorView& cache, std::int64_t b, std::int64_t head_kv,
+                      std::int64_t key) {
+  const AttentionProblem& p = args.problem;
+  if (!p.paged) return element(cache, p.dtype, b, key, head_kv);
+  const std::int64_t page = args.page_table[b * args.page_table_stride + key / p.page_size];
+  return element(cache, p.dtype, page, key % p.page_size, head_kv);
+}
+
+// A stretch for few rows: keys are read in place, without packing.
+void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
+                    std::int64_t head_kv, std::int64_t stretch, void* memory) {
+  const AttentionProblem& p = args.problem;
+  const Dims& dims = space.dims;
+  const std::int64_t keys = keys_in_use(args, b);
+  const std::int64_t begin = stretch * dims.stretch, end = std::min(keys, begin + dims.stretch);
+  if (begin >= end) return;
+  Arena arena(memory);
+  const ThreadScratch s = ThreadScratch::cut(arena, ops, p, dims);
+  const RowState state = space.partial(p, b, head_kv, stretch, 0);
+  state.clear(p);
+  const std::int64_t dim_v = round_up(p.dim_v, kPad), dim_qk = round_up(p.dim_qk, kPad);
+  std::fill(s.sums, s.sums + dims.rows * dim_v, 0.0f);
+  for (std::int64_t r = 0; r < dims.rows; ++r) {
+    ops.widen(source_of(args.q, p.dtype, b, r % p.seq_q, head_kv * dims.group + r / p.seq_q), 1, p.dim_qk,
+              s.wide_q + r * dim_qk);
+  }
+  Columns columns = columns_of(args, dims, b, head_kv, 0, keys);
+  const void* k_rows[kStreamKeys + kStreamAhead];
+  const void* v_rows[kStreamKeys + kStreamAhead];
+  for (std::int64_t key = begin; key < end; key += kStreamKeys) {
+    StreamTile tile;
+    tile.dtype = p.dtype;
+    tile.rows = static_cast<int>(dims.rows);
+    tile.keys = static_cast<int>(std::min<std::int64_t>(kStreamKeys, end - key));
+    if (columns.last_key <= key || columns.first_key >= key + tile.keys) continue;
+    for (int i = 0; i < tile.keys + kStreamAhead; ++i) {
+      k_rows[i] = cache_row(args, args.k, b, head_kv, std::min(key + i, end - 1));
+      v_rows[i] = cache_row(args, args.v, b, head_kv, std::min(key + i, end - 1));
+    }
+    tile.dim_qk = p.dim_qk;
+    tile.dim_v = p.dim_v;
+    tile.k = k_rows;
+    tile.v = v_rows;
+    tile.q = s.wide_q;
+    tile.map = columns.map(p, key, kStreamKeys, true);
+    tile.shift = headroom(keys);
+    tile.row_max = state.row_max;
+    tile.row_sum = state.row_sum;
+    tile.accumulator = s.sums;
+    ops.stream(tile);
+  }
+  const std::int64_t w = ops.width;
+  for (std::int64_t r = 0; r < dims.rows; ++r) {
+    float* to = state.accumulator + r / w * dim_v * w + r % w;
+    for (std::int64_t d = 0; d < p.dim_v; ++d) to[d * w] = s.sums[r * dim_v + d];
+  }
+}
+
+void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
+                 std::int64_t head_kv, std::int64_t stretch, void* memory) {
+  const AttentionProblem& p = args.problem;
+  const Dims& dims = space.dims;
+  const std::int64_t keys = keys_in_use(args, b);
+  const std::int64_t begin = stretch * dims.stretch, end = std::min(keys, begin + dims.stretch);
+  if (begin >= end) return;
+  Arena arena(memory);
+  const ThreadScratch s = ThreadScratch::cut(arena, ops, p, dims);
+  const TileScope tile_registers(ops);
+  const std::int64_t dim_qk = round_up(p.dim_qk, kPad);
+  const std::int64_t q_block_bytes = kQueryBlock * dim_qk * static_cast<std::int64_t>(ops.elem);
+  const std::size_t row_bytes = static_cast<std::size_t>(p.dim_qk) * size_of(p.dtype);
+  for (std::int64_t block = 0; block < dims.blocks; ++block) {
+    const std::int64_t first = block * kQueryBlock, rows = std::min(kQueryBlock, dims.rows - first);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::memcpy(s.rows + static_cast<std::size_t>(r) * row_bytes,
+                  element(args.q, p.dtype, b, (first + r) % p.seq_q, head_kv * dims.group + (first + r) / p.seq_q),
+                  row_bytes);
+    }
+    ops.pack_rhs_t({s.rows, p.dim_qk, p.dtype}, rows, p.dim_qk, dim_qk, s.q + block * q_block_bytes);
+    space.partial(p, b, head_kv, stretch, block).clear(p);
+  }
+  const float shift = headroom(keys);
+  for (std::int64_t key = begin; key < end; key += ops.forward_keys) {
+    const std::int64_t rows = std::min(ops.forward_keys, end - key);
+    bool packed = false;
+    for (std::int64_t block = 0; block < dims.blocks; ++block) {
+      Columns columns = columns_of(args, dims, b, head_kv, block, keys);
+      const std::int64_t seen = std::min(rows, columns.last_key - key);
+      if (seen <= 0 || columns.first_key >= key + rows) continue;
+      if (!packed) {
+        ops.pack_lhs(tile_rows(args, args.k, p.dim_qk, b, head_kv, key, rows, s.k_rows), rows, p.dim_qk,
+                     ops.forward_keys, s.k);
+        ops.pack_lhs_t(tile_rows(args, args.v, p.dim_v, b, head_kv, key, rows, s.v_rows), rows, p.dim_v,
+                       ops.forward_keys, s.v);
+        packed = true;
+      }
+      attend(ops, p, columns, {s.k, s.v}, key, seen, shift, s.q + block * q_block_bytes, s.tile,
+             space.partial(p, b, head_kv, stretch, block));
+    }
+  }
+}
+
+// Adds up the stretches of one block of rows and writes O and LSE.
+void combine(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
+             std::int64_t head_kv, std::int64_t block, char* gathered) {
+  const AttentionProblem& p = args.problem;
+  const Dims& dims = space.dims;
+  const std::int64_t keys = keys_in_use(args, b);
+  const std::int64_t stretches = (keys + dims.stretch - 1) / dims.stretch;
+  const std::int64_t first = block * kQueryBlock, rows = std::min(kQueryBlock, dims.rows - first);
+  const std::int64_t w = ops.width, dim_v = round_up(p.dim_v, kPad);
+  // The first stretch takes the sum; an empty cache has its memory too.
+  const RowState total = space.partial(p, b, head_kv, 0, block);
+  if (stretches == 0) total.clear(p);
+  for (std::int64_t stretch = 1; stretch < stretches; ++stretch) {
+    const RowState part = space.partial(p, b, head_kv, stretch, block);
+    alignas(64) float keep[kQueryBlock], add[kQueryBlock];
+    for (std::int64_t r = 0; r < kQueryBlock; ++r) {
+      const float row_max = std::max(total.row_max[r], part.row_max[r]);
+      keep[r] = std::exp2(total.row_max[r] - row_max);
+      add[r] = std::exp2(part.row_max[r] - row_max);
+      total.row_sum[r] = total.row_sum[r] * keep[r] + part.row_sum[r] * add[r];
+      total.row_max[r] = row_max;
+    }
+    for (std::int64_t panel = 0; panel * w < rows; ++panel) {
+      float* to = total.accumulator + panel * dim_v * w;
+      const float* from = part.accumulator + panel * dim_v * w;
+      for (std::int64_t d = 0; d < p.dim_v; ++d) {
+        for (std::int64_t i = 0; i < w; ++i) {
+          to[d * w + i] = to[d * w + i] * keep[panel * w + i] + from[d * w + i] * add[panel * w + i];
+        }
+      }
+    }
+  }
+  const float shift = headroom(keys);
+  alignas(64) float scales[kQueryBlock] = {};
+  for (std::int64_t r = 0; r < rows; ++r) scales[r] = inverse_of(total.row_sum[r]);
+  ops.store_t(total.accumulator, dim_v, rows, p.dim_v, scales, {gathered, p.dim_v, p.dtype});
+  const std::size_t row_bytes = static_cast<std::size_t>(p.dim_v) * size_of(p.dtype);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t query = (first + r) % p.seq_q, head = head_kv * dims.group + (first + r) / p.seq_q;
+    std::memcpy(element(args.o, p.dtype, b, query, head), gathered + static_cast<std::size_t>(r) * row_bytes,
+                row_bytes);
+    if (args.lse.data != nullptr) {
+      *row_of(args.lse, b, head, query) = log_sum_exp(total.row_max[r], shift, total.row_sum[r]);
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t decode_workspace(const TileOps& ops, const AttentionProblem& problem, int threads) {
+  Arena arena(nullptr);
+  Workspace(arena, ops, problem, threads);
+  return arena.used();
+}
+
+void decode(const TileOps& ops, const AttentionArgs& args, int threads, void* memory) {
+  const AttentionProblem& p = args.problem;
+  Arena arena(memory);
+  const Workspace space(arena, ops, p, threads);
+  const std::int64_t stretches = space.dims.stretches, blocks = space.dims.blocks;
+  const auto scratch = [&](int slot) { return space.threads + static_cast<std::size_t>(slot) * space.thread_bytes; };
+  parallel_for(p.batch * p.heads_kv * stretches, threads, [&](std::int64_t task, int slot) {
+    const auto run = space.dims.rows <= kStreamRows ? stream_stretch : run_stretch;
+    run(ops, args, space, task / stretches / p.heads_kv, task / stretches % p.heads_kv, task % stretches,
+        scratch(slot));
+  });
+  parallel_for(p.batch * p.heads_kv * blocks, threads, [&](std::int64_t task, int slot) {
+    Arena one(scratch(slot));
+    combine(ops, args, space, task / blocks / p.heads_kv, task / blocks % p.heads_kv, task % blocks,
+            ThreadScratch::cut(one, ops, p, space.dims).rows);
+  });
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,177 @@
+#include "attention/family.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "attention/backward_convert.h"
+#include "attention/backward_preprocess.h"
+#include "attention/params.h"
+#include "attention/split_combine.h"
+#include "base/arithmetic.h"
+#include "base/format.h"
+
+// Every kernel of the family; each has a host file of that name. One line adds a kernel.
+#define TESSERA_ATTENTION_KERNELS(each) each(backward) each(backward_sm90) each(forward) each(forward_sm90) each(cpu)
+
+namespace tessera {
+namespace attention {
+
+#define TESSERA_DECLARE(name) Implementation name();
+TESSERA_ATTENTION_KERNELS(TESSERA_DECLARE)
+#undef TESSERA_DECLARE
+
+}  // namespace attention
+
+const std::vector<attention::Implementation>& AttentionFamily::implementations() {
+#define TESSERA_LIST(name) attention::name(),
+  static const std::vector<attention::Implementation> list = {TESSERA_ATTENTION_KERNELS(TESSERA_LIST)};
+#undef TESSERA_LIST
+  return list;
+}
+
+std::string AttentionFamily::describe(const Problem& p) {
+  std::string text = format("{} {} ", name_of(p.op), name_of(p.dtype));
+  if (p.varlen) {
+    text += format("{} packed sequences, Sq<={} Sk<={}", p.batch, p.seq_q, p.seq_k);
+  } else {
+    text += format("B={} Sq={} Sk={}", p.batch, p.seq_q, p.seq_k);
+  }
+  text += format(" Hq={} Hkv={} Dqk={} Dv={}", p.heads_q, p.heads_kv, p.dim_qk, p.dim_v);
+  if (p.paged) text += format(" pages of {}", p.page_size);
+  const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  if (p.causal) text += " causal";
+  if (p.window_left >= 0 || p.window_right >= 0) text += format(" window({}, {})", p.window_left, p.window_right);
+  if (p.alibi) text += " alibi";
+  if (by_position) text += p.alignment == Alignment::kTopLeft ? " top-left" : " bottom-right";
+  if (p.softcap > 0) text += format(" softcap={}", p.softcap);
+  if (p.with_dlse) text += " dlse";
+  if (p.deterministic) text += " deterministic";
+  return text;
+}
+
+engine::Fields AttentionFamily::fields(const Problem& p) {
+  engine::Fields fields = {{"dtype", std::string(name_of(p.dtype))},
+                           {"batch", p.batch},
+                           {"seq_q", p.seq_q},
+                           {"seq_k", p.seq_k},
+                           {"heads_q", p.heads_q},
+                           {"heads_kv", p.heads_kv},
+                           {"dim_qk", p.dim_qk},
+                           {"dim_v", p.dim_v},
+                           {"causal", p.causal}};
+  // Fields that few problems have are named only if this one has them.
+  const auto add = [&](const char* name, bool present, const auto& value) {
+    if (present) fields.push_back({name, value});
+  };
+  add("alignment", p.alignment == Alignment::kBottomRight, std::string("bottom_right"));
+  add("window_left", p.window_left >= 0, p.window_left);
+  add("window_right", p.window_right >= 0, p.window_right);
+  const auto usual = 1.0f / std::sqrt(static_cast<float>(p.dim_qk));
+  add("scale", std::abs(p.scale - usual) > 1e-6f * usual, static_cast<double>(p.scale));
+  add("softcap", p.softcap > 0, static_cast<double>(p.softcap));
+  add("alibi", p.alibi, true);
+  add("varlen", p.varlen, true);
+  add("total_q", p.varlen, p.total_q);
+  add("total_k", p.varlen, p.total_k);
+  add("page_size", p.paged, p.page_size);
+  add("dlse", p.with_dlse, true);
+  add("deterministic", p.deterministic, true);
+  return fields;
+}
+
+bool AttentionFamily::covers(const Problem& planned, const Problem& given) {
+  if (given == planned) return true;
+  Problem asked = given;
+  if (planned.varlen && asked.varlen && asked.seq_q <= planned.seq_q && asked.seq_k <= planned.seq_k) {
+    asked.seq_q = planned.seq_q;
+    asked.seq_k = planned.seq_k;
+  }
+  // A kernel that does not need a property takes tensors with and without it.
+  if (!planned.vectors) asked.vectors = false;
+  if (!planned.tensor_maps) asked.tensor_maps = false;
+  return asked == planned;
+}
+
+std::string AttentionFamily::difference(const Problem& planned, const Problem& given) {
+  std::string text;
+  const auto compare = [&](const char* what, const auto& was, const auto& is) {
+    if (was != is) text += format("{}{} is {}, not {}", text.empty() ? "" : "; ", what, is, was);
+  };
+  compare("dtype", std::string(name_of(planned.dtype)), std::string(name_of(given.dtype)));
+  compare("packed by cu_seqlens", planned.varlen, given.varlen);
+  compare("batch", planned.batch, given.batch);
+  compare("Sq", planned.seq_q, given.seq_q);
+  compare("Sk", planned.seq_k, given.seq_k);
+  compare("rows of q", planned.total_q, given.total_q);
+  compare("rows of k", planned.total_k, given.total_k);
+  compare("Hq", planned.heads_q, given.heads_q);
+  compare("Hkv", planned.heads_kv, given.heads_kv);
+  compare("Dqk", planned.dim_qk, given.dim_qk);
+  compare("Dv", planned.dim_v, given.dim_v);
+  compare("scale", planned.scale, given.scale);
+  compare("softcap", planned.softcap, given.softcap);
+  compare("causal", planned.causal, given.causal);
+  compare("window_left", planned.window_left, given.window_left);
+  compare("window_right", planned.window_right, given.window_right);
+  compare("bottom-right alignment", planned.alignment == Alignment::kBottomRight,
+          given.alignment == Alignment::kBottomRight);
+  compare("alibi_slopes given", planned.alibi, given.alibi);
+  compare("page_table given", planned.paged, given.paged);
+  compare("page size", planned.page_size, given.page_size);
+  compare("pages", planned.num_pages, given.num_pages);
+  compare("pages of a sequence", planned.max_pages_per_seq, given.max_pages_per_seq);
+  compare("lse given", planned.with_lse, given.with_lse);
+  compare("dlse given", planned.with_dlse, given.with_dlse);
+  compare("deterministic", planned.deterministic, given.deterministic);
+  compare("every row at a multiple of 16 bytes", planned.vectors, given.vectors);
+  compare("strides of all inputs positive", planned.tensor_maps, given.tensor_maps);
+  return text;
+}
+
+namespace {
+
+// The exponent of the nearest power of two, by ratio.
+int bucket(std::int64_t size) {
+  if (size <= 1) return 0;
+  const int floor = std::bit_width(static_cast<std::uint64_t>(size)) - 1;
+  const double power = static_cast<double>(std::int64_t{1} << floor);
+  return floor + (static_cast<double>(size) > power * 1.41421356 ? 1 : 0);
+}
+
+std::int64_t most_keys_seen(const AttentionProblem& p) {
+  const bool bounded = p.window_left >= 0 && (p.causal || p.window_right >= 0);
+  if (!bounded || p.window_left > p.seq_k || p.window_right > p.seq_k) return p.seq_k;
+  return std::min(p.seq_k, p.window_left + (p.causal ? 0 : p.window_right) + 1);
+}
+
+}  // namespace
+
+// E.g. "attention_forward bf16 d128x128 masked q2^13 k2^13 many". q and k: the nearest power of two to the queries and
+// to the most keys that one of them sees. many: there are at least as many tiles of 128 queries, of all heads, as
+// multiprocessors; else few.
+std::string AttentionFamily::tuning_class(const Problem& p, int multiprocessors) {
+  constexpr std::int64_t kRows = 128;
+  const std::int64_t tiles = saturating_product(ceil_div(p.seq_q, kRows), p.batch, p.heads_q);
+  return format("{} {} d{}x{}{}{}{}{} q2^{} k2^{} {}", name_of(p.op), name_of(p.dtype), p.dim_qk, p.dim_v,
+                attention::is_masked(p) ? " masked" : "", attention::has_score_mod(p) ? " score_mod" : "",
+                p.deterministic ? " deterministic" : "",
+                p.heads_q > p.heads_kv ? format(" group {}", p.heads_q / p.heads_kv) : "", bucket(p.seq_q),
+                bucket(most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
+}
+
+// Their head dim is a run-time value, so these few instances are all there are.
+std::vector<jit::KernelInstance> AttentionFamily::shared_steps(const engine::Device&) {
+  std::vector<jit::KernelInstance> list;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const int vector : {8, 1}) {
+      list.push_back(attention::instance_of(attention::preprocess_config(dtype, vector)));
+      list.push_back(attention::instance_of(attention::convert_config(dtype, vector)));
+    }
+    for (const int unroll : {4, 8}) list.push_back(attention::instance_of(attention::combine_config(dtype, 4, unroll)));
+    list.push_back(attention::instance_of(attention::combine_config(dtype, 1, 4)));
+  }
+  return list;
+}
+
+}  // namespace tessera

@@ -1,0 +1,439 @@
+// Attention forward on Hopper (kernels/attention/forward_sm90.cuh).
+#include "attention/forward_sm90.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <utility>
+
+#include "attention/family.h"
+#include "attention/gpu.h"
+#include "attention/params.h"
+#include "base/format.h"
+#include "cuda/tensor_map.h"
+#include "jit/config_text.h"
+
+namespace tessera::attention {
+namespace {
+
+using Config = AttentionForwardSm90Config;
+
+// Fields of the Config by the same names. consumers 0: there is no such tile.
+struct ForwardSm90Tile {
+  int consumers;
+  int block_k;
+  int stages;
+  int q_stages;
+  int ctas_per_sm;
+  int min_atom;
+  bool ping_pong;
+};
+
+// Scores (block_k / 2 registers a thread), probabilities (half of that) and the output (dim_v / 2) live at once, in 232
+// registers with two consumers and in 160 with three. Three are faster if they fit.
+constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (score_mod) return {2, dim <= 128 ? 112 : dim <= 192 ? 80 : 64, 2, 1, 1, 64, true};
+  if (dim <= 64) return {3, 128, 4, 2, 1, 64, true};
+  if (dim <= 80) return {3, 112, 3, 2, 1, 16, true};
+  if (dim <= 96) return {3, 96, 3, 2, 1, 16, true};
+  if (dim <= 128) return {3, 80, 3, 2, 1, 64, true};
+  if (dim <= 192) return {2, dim_v <= 128 ? 128 : 96, 2, 1, 1, 64, true};
+  return {2, 64, 2, 1, 1, 64, true};
+}
+
+// For hundreds of keys: small key tiles compute fewer scores that are not needed.
+constexpr ForwardSm90Tile short_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (score_mod || dim > 128) return {};
+  return {3, 64, dim <= 64 ? 6 : 4, 2, 1, dim <= 64 || dim > 96 ? 64 : 16, false};
+}
+
+// Two CTAs per SM, for some hundred tiles of queries: all start at once, and one loads while the other computes. Timed
+// at head dim 64, as is the next one.
+constexpr ForwardSm90Tile paired_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (score_mod || dim > 64 || dim <= 48) return {};
+  return {2, 48, 3, 1, 2, 64, false};
+}
+
+// For few queries, which would leave rows of a larger tile empty.
+constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (score_mod || dim > 64 || dim <= 48) return {};
+  return {1, 64, 3, 2, 3, 64, false};
+}
+
+// For fewer tiles of queries than SMs: consumers share a tile (intra-CTA split), with two stages each.
+constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (dim <= 64) return {2, score_mod ? 64 : 128, 4, 2, 1, 64, false};
+  if (dim <= 96 && !score_mod) return {3, 64, 6, 1, 1, 16, false};
+  if (dim <= 128) return {2, score_mod ? 64 : 80, 4, 1, 1, 64, false};
+  return {};
+}
+}  // namespace
+
+std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
+                                                             bool score_mod) {
+  std::vector<AttentionForwardSm90Config> configs;
+  const auto add = [&](const ForwardSm90Tile& tile, bool dynamic_scheduler, bool intra_cta_split) {
+    if (tile.consumers == 0) return;
+    configs.push_back({.dtype = dtype,
+                       .dim_qk = dim_qk,
+                       .dim_v = dim_v,
+                       .consumers = tile.consumers,
+                       .block_k = tile.block_k,
+                       .stages = tile.stages,
+                       .q_stages = tile.q_stages,
+                       .ctas_per_sm = tile.ctas_per_sm,
+                       .min_atom = tile.min_atom,
+                       .pack_gqa = false,
+                       .intra_cta_split = intra_cta_split,
+                       .ping_pong = tile.ping_pong,
+                       .dynamic_scheduler = dynamic_scheduler,
+                       .masked = masked,
+                       .score_mod = score_mod});
+  };
+  add(forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  if (masked) add(forward_sm90_tile(dim_qk, dim_v, score_mod), true, false);
+  add(short_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  add(paired_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  add(small_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  add(split_forward_sm90_tile(dim_qk, dim_v, score_mod), false, true);
+  return configs;
+}
+
+Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const AttentionForwardSm90Config& config) {
+  const AttentionProblem& p = args.problem;
+  const std::int64_t pack_gqa = config.pack_gqa ? p.heads_q / p.heads_kv : 0;
+  Result<ForwardSm90Boxes> boxes(std::in_place);
+  Status s = atom_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config), config.min_atom, boxes->q, pack_gqa);
+  if (s.ok()) s = atom_boxes(args.k, key_extents(p, p.dim_qk), config.block_k, config.min_atom, boxes->k);
+  if (s.ok()) s = atom_boxes(args.v, key_extents(p, p.dim_v), config.block_k, config.min_atom, boxes->v);
+  if (!s.ok()) boxes = std::move(s);
+  return boxes;
+}
+
+Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const AttentionArgs& args,
+                                                                 const AttentionForwardSm90Config& config,
+                                                                 int multiprocessors) {
+  Result<cuda::Work<AttentionForwardSm90Params>> work(std::in_place);
+  const AttentionProblem& p = args.problem;
+  const std::int64_t heads_a_key = p.heads_q / p.heads_kv;
+  const std::int64_t heads = config.pack_gqa ? p.heads_kv : p.heads_q;
+  const std::int64_t group = config.pack_gqa ? 1 : heads_a_key;  // columns that share keys
+  const std::int64_t q_tiles = ceil_div(p.seq_q * (config.pack_gqa ? heads_a_key : 1), block_q_of(config));
+  const std::int64_t columns = p.batch * heads;
+  const std::int64_t tiles = saturating_product(q_tiles, p.batch, heads);
+  if (tiles > INT_MAX) {
+    work = Status(TESSERA_UNSUPPORTED, "attention_forward_sm90: more rows than one grid can cover");
+    return work;
+  }
+  const std::int64_t head_bytes = saturating_product(p.seq_k, p.dim_qk + p.dim_v, 2);
+  AttentionForwardSm90Params& params = work->params;
+  fill_problem(params, args);
+  fill_outputs(params, args);
+  params.q_tiles = static_cast<unsigned>(q_tiles);
+  params.columns = static_cast<unsigned>(columns);
+  params.together = divisor(columns_together(columns, head_bytes, group));
+  params.by_heads = divisor(static_cast<unsigned>(heads));
+  params.by_group = divisor(params.group);
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.ctas_per_sm));
+  work->grid = {blocks, 1, 1};
+  return work;
+}
+
+bool can_pack_gqa(const AttentionProblem& problem, const AttentionForwardSm90Config& config) {
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  return group > 1 && block_q_of(config) % group == 0 && !config.score_mod &&
+         saturating_product(problem.seq_q, group, 1) <= INT_MAX - block_q_of(config);
+}
+
+namespace {
+
+jit::KernelInstance main_kernel(const Config& config) {
+  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, block_q_of(config), config.block_k, config.intra_cta_split ? "_split" : "",
+                         config.pack_gqa ? "_pack_gqa" : "", config.masked ? "_masked" : "",
+                         config.score_mod ? "_score_mod" : "", config.dynamic_scheduler ? "_dynamic" : ""),
+          .header = "attention/forward_sm90.cuh",
+          .entry = "attention_forward_sm90",
+          .params = "AttentionForwardSm90Params",
+          .config = jit::config_text("AttentionForwardSm90Config", config),
+          .threads = threads_of(config),
+          .min_blocks = config.ctas_per_sm,
+          .dynamic_smem_bytes = forward_sm90_layout(config).bytes,
+          .pdl = true};
+}
+
+Status encode_all(const AtomBoxes& boxes, AtomMaps& maps) {
+  for (const cuda::TensorBox& box : boxes) {
+    const auto map = cuda::encode(box);
+    if (!map.ok()) return map.status();
+    maps.by_width[map_index(static_cast<int>(box.columns))] = *map;
+  }
+  return {};
+}
+
+std::size_t workspace_of(const Config& config) { return config.dynamic_scheduler ? sizeof(unsigned) : 0; }
+
+Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
+  const cuda::Kernel& kernel = *launch.kernels[0];
+  auto work = forward_sm90_work(args, config, kernel.multiprocessors);
+  if (!work.ok()) return work.status();
+  if (args.problem.batch == 0 || args.problem.seq_q == 0) return {};
+  const auto boxes = forward_sm90_boxes(args, config);
+  if (!boxes.ok()) return boxes.status();
+  // The driver makes tensor maps only if a context is current.
+  const auto scope = cuda::ContextScope::enter(kernel.device);
+  if (!scope.ok()) return scope.status();
+  if (Status s = encode_all(boxes->q, work->params.q); !s.ok()) return s;
+  if (Status s = encode_all(boxes->k, work->params.k); !s.ok()) return s;
+  if (Status s = encode_all(boxes->v, work->params.v); !s.ok()) return s;
+  if (config.dynamic_scheduler) {
+    work->params.tile_counter = static_cast<unsigned*>(launch.workspace);
+    if (Status s = cuda::zero(kernel.device, launch.workspace, sizeof(unsigned), launch.stream); !s.ok()) return s;
+  }
+  return cuda::launch(kernel, *work, launch.stream);
+}
+
+std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  if (auto reason = hopper_refuses(p, device)) return reason;
+  if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
+  return std::nullopt;
+}
+
+// Rows of a column of tiles: queries, or with packed GQA all heads of each.
+std::int64_t rows_of(const AttentionProblem& p, const Config& config) {
+  return config.pack_gqa ? p.seq_q * (p.heads_q / p.heads_kv) : p.seq_q;
+}
+
+ComputedScores scores_of(const AttentionProblem& p, const Config& config) {
+  if (!config.pack_gqa) return computed_scores(p, block_q_of(config), config.block_k);
+  const auto group = static_cast<int>(p.heads_q / p.heads_kv);
+  const ComputedScores one = computed_scores(p, block_q_of(config) / group, config.block_k);
+  return {one.all * group, one.of_longest * group};
+}
+
+// Microseconds, roughly: measured on an H200 and scaled by the head dim.
+double predicted_time(const AttentionProblem& p, const Config& config, const Device& device,
+                      const ComputedScores& computed) {
+  constexpr double kMerge = 0.3;  // of the results of consumers that share rows
+  const double each_tile = 2.0 + (config.intra_cta_split ? kMerge : 0.0);  // us, without its scores
+  // Scores per microsecond of the whole GPU, at head dim 64.
+  const int best_step = forward_sm90_tile(config.dim_qk, config.dim_v, config.score_mod).block_k;
+  const double alone = config.block_k < best_step ? 2.1e6 : 2.2e6;
+  const double several = config.consumers > 1 ? 1.55e6 : 1.4e6;
+  const double rate = config.ctas_per_sm > 1 ? several : alone;
+  const double columns = static_cast<double>(p.batch) * static_cast<double>(config.pack_gqa ? p.heads_kv : p.heads_q);
+  const double tiles = columns * static_cast<double>(ceil_div(rows_of(p, config), block_q_of(config)));
+  // A CTA that has an SM to itself is not slowed by others.
+  const double ctas =
+      std::clamp(std::ceil(tiles / device.multiprocessors), 1.0, static_cast<double>(config.ctas_per_sm));
+  const double slots = device.multiprocessors * ctas;
+  const double rounds = std::ceil(tiles / slots);
+  const double slot_rate = rate / slots * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v));
+  // The end of a tile and the start of the next overlap in part.
+  const double by_work = rounds * computed.all * columns / std::max(tiles, 1.0) / slot_rate +
+                         each_tile * (1.0 + 0.6 * std::max(0.0, rounds - 1.0));
+  const double by_longest = computed.of_longest / slot_rate + each_tile;
+  // A mask makes long and short tiles. The dynamic scheduler balances them, but its counter must be zeroed first.
+  // Several CTAs per SM balance them too, and short tiles need no balancing.
+  const bool dynamic_pays = rounds > 4 && p.seq_k * std::max(p.dim_qk, p.dim_v) > 96 * 1024;
+  const bool even = !config.masked || config.ctas_per_sm > 1 || config.dynamic_scheduler == dynamic_pays;
+  const double imbalance = even ? 1.0 : 1.05;
+  // With an intra-CTA split, all consumers wait during a tile's start and end. If there are enough tiles, each consumer
+  // should have its own.
+  const double shared_rows = config.intra_cta_split && rounds > 1 ? 1.5 : 1.0;
+  // With so few rows a tile of 64 is nearly empty: the portable kernel is faster and more accurate.
+  constexpr std::int64_t kFewRows = 16;
+  const double few_rows = !config.pack_gqa && p.seq_q <= kFewRows ? 10.0 : 1.0;
+  return std::max(by_work, by_longest) * imbalance * shared_rows * few_rows;
+}
+
+bool fits_shared_memory(const Config& config, const Device& device) {
+  return static_cast<std::size_t>(forward_sm90_layout(config).bytes) <= device.shared_memory_per_block;
+}
+
+std::vector<Config> default_configs(const AttentionProblem& p) {
+  return forward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
+                              has_score_mod(p));
+}
+
+std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
+  std::vector<engine::Offer> offers;
+  const auto offer = [&](const Config& config) {
+    if (!fits_shared_memory(config, device)) return;
+    const ComputedScores computed = scores_of(p, config);
+    offers.push_back({engine::main_config(config), workspace_of(config), predicted_time(p, config, device, computed),
+                      format("computes {:.3g} scores per {}head", computed.all, config.pack_gqa ? "key " : "")});
+  };
+  for (Config config : default_configs(p)) {
+    offer(config);
+    // If queries do not fill a tile.
+    config.pack_gqa = true;
+    if (p.seq_q < block_q_of(config) && can_pack_gqa(p, config)) offer(config);
+  }
+  return offers;
+}
+
+constexpr int kMinBlockK = 48;  // fewer keys per tile leave the tensor cores idle
+constexpr int kMaxBlockK = 256;
+constexpr int kMaxRegisters = 255;
+constexpr int kMaxConsumersPerSm = 4;
+
+// What the kernel's static_asserts and TMA's boxes allow, for this problem.
+bool fits(const Config& c, const AttentionProblem& p, const Device& device) {
+  const bool of_problem = c.dtype == p.dtype && c.dim_qk == p.dim_qk && c.dim_v == p.dim_v &&
+                          c.masked == is_masked(p) && c.score_mod == has_score_mod(p);
+  return of_problem && c.consumers >= 1 && c.consumers <= 3 && c.block_k >= 16 && c.block_k % 16 == 0 &&
+         c.block_k <= kMaxBlockK && c.stages >= 2 && c.stages <= 8 && (c.q_stages == 1 || c.q_stages == 2) &&
+         (!c.pack_gqa || can_pack_gqa(p, c)) &&
+         (!c.intra_cta_split ||
+          (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong && !c.dynamic_scheduler)) &&
+         (c.ctas_per_sm == 1 ||
+          (c.ctas_per_sm >= 2 && c.ctas_per_sm * c.consumers <= kMaxConsumersPerSm && !c.intra_cta_split)) &&
+         (c.min_atom == 64 || c.min_atom == 16) && fits_shared_memory(c, device);
+}
+
+std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& named) {
+  const auto config = engine::from_main<Config>(named);
+  if (!config || !fits(*config, p, device)) return std::nullopt;
+  Recipe recipe;
+  recipe.problem = p;
+  recipe.steps = {{"main", main_kernel(*config)}};
+  recipe.workspace = workspace_of(*config);
+  recipe.enqueue = [config = *config](const AttentionArgs& args, const engine::Launch& launch) {
+    return enqueue(config, args, launch);
+  };
+  return recipe;
+}
+
+// Registers of a consumer's thread, roughly: scores, probabilities and output live at once.
+constexpr int estimated_registers(const Config& config) {
+  constexpr int kRest = 32;  // addresses, the rows' maxima and sums
+  return config.block_k / 2 + config.block_k / 4 + config.dim_v / 2 + kRest;
+}
+
+// False if it would spill by the estimate, if its CTAs would not fit on an SM together, or if a key tile is larger than
+// the number of keys.
+bool is_worth_a_try(const Config& c, const AttentionProblem& p, const Device& device) {
+  constexpr std::size_t kReserved = 1024;  // of a CTA's shared memory by the system
+  const int registers = c.consumers * c.ctas_per_sm > 1 ? register_split(c).consumer : kMaxRegisters;
+  if (estimated_registers(c) > registers) return false;
+  if (c.block_k > kMinBlockK && c.block_k - 16 >= p.seq_k) return false;
+  const auto ctas = static_cast<std::size_t>(c.ctas_per_sm);
+  const auto bytes = static_cast<std::size_t>(forward_sm90_layout(c).bytes);
+  return ctas * (bytes + kReserved) <= device.shared_memory_per_block + kReserved;
+}
+
+// Every Config that is worth trying, built field by field.
+class Space {
+ public:
+  Space(const AttentionProblem& p, const Device& device) : p_(p), device_(device) {
+    c_.dtype = p.dtype;
+    c_.dim_qk = static_cast<int>(p.dim_qk);
+    c_.dim_v = static_cast<int>(p.dim_v);
+    c_.masked = is_masked(p);
+    c_.score_mod = has_score_mod(p);
+  }
+
+  std::vector<engine::Config> all() {
+    for (c_.consumers = 1; c_.consumers <= 3; ++c_.consumers) {
+      for (c_.block_k = kMinBlockK; c_.block_k <= kMaxBlockK; c_.block_k += 16) {
+        add_own_rows();
+        if (c_.consumers > 1) add_shared_rows();
+      }
+    }
+    return std::move(list_);
+  }
+
+ private:
+  void add_own_rows() {
+    constexpr std::pair<int, int> kStages[] = {{2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 2}, {6, 2}};  // of K and V, of Q
+    c_.intra_cta_split = false;
+    for (const auto& [stages, q_stages] : kStages) {
+      c_.stages = stages;
+      c_.q_stages = q_stages;
+      for (c_.ctas_per_sm = 1; c_.ctas_per_sm <= kMaxConsumersPerSm / c_.consumers; ++c_.ctas_per_sm) {
+        for (const bool ping_pong : {false, true}) {
+          if (ping_pong && c_.consumers == 1) continue;
+          c_.ping_pong = ping_pong;
+          add_rest();
+        }
+      }
+    }
+  }
+
+  // Intra-CTA split: stages of each consumer's K and V, and of Q.
+  void add_shared_rows() {
+    constexpr std::pair<int, int> kStages[] = {{1, 1}, {2, 1}, {2, 2}};
+    c_.intra_cta_split = true;
+    c_.ping_pong = false;
+    c_.ctas_per_sm = 1;
+    for (const auto& [stages, q_stages] : kStages) {
+      c_.stages = c_.consumers * stages;
+      c_.q_stages = q_stages;
+      add_rest();
+    }
+  }
+
+  void add_rest() {
+    const bool atoms_differ = p_.dim_qk % kWidestAtom != 0 || p_.dim_v % kWidestAtom != 0;
+    for (const int atom : {64, 16}) {
+      if (atom == 16 && !atoms_differ) continue;
+      for (const bool dynamic : {false, true}) {
+        for (const bool pack_gqa : {false, true}) {
+          c_.min_atom = atom;
+          c_.dynamic_scheduler = dynamic;
+          c_.pack_gqa = pack_gqa;
+          if (fits(c_, p_, device_) && is_worth_a_try(c_, p_, device_)) list_.push_back(engine::main_config(c_));
+        }
+      }
+    }
+  }
+
+  const AttentionProblem& p_;
+  const Device& device_;
+  Config c_{};
+  std::vector<engine::Config> list_;
+};
+
+std::vector<engine::Config> searches(const AttentionProblem& p, const Device& device) { return Space(p, device).all(); }
+
+constexpr int kDims[] = {8, 64, 72, 80, 96, 112, 128, 192, 256};
+
+std::vector<AttentionProblem> representatives(const Device& device) {
+  std::vector<AttentionProblem> list;
+  if (device.compute != 90 || !device.specific) return list;
+  for (const Variant& variant : kVariants) {
+    for (const int dim : kDims) {
+      list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), variant));
+      if (variant.score_mod || (dim != 64 && dim != 128)) continue;
+      list.push_back(list.back());  // packed GQA
+      list.back().heads_kv = list.back().heads_q / 4;
+      list.back().seq_q = 1;
+      list.back().alignment = Alignment::kBottomRight;
+    }
+    list.push_back(with_variant(representative(device, AttentionOp::kForward, 192, 128), variant));
+  }
+  return list;
+}
+
+}  // namespace
+
+Implementation forward_sm90() {
+  return {"attention_forward_sm90",
+          AttentionFamily::bit_of(AttentionOp::kForward),
+          {"attention/forward_sm90.cuh"},
+          refuses,
+          offers,
+          recipe,
+          searches,
+          representatives};
+}
+
+}  // namespace tessera::attention

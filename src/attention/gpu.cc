@@ -1,0 +1,75 @@
+#include "attention/gpu.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/params.h"
+#include "base/format.h"
+#include "tile/mask.h"
+
+namespace tessera::attention {
+
+std::optional<std::string> gpu_refuses(const AttentionProblem& p, const Device& device) {
+  constexpr std::int64_t kLargestDim = 256;
+  if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
+  if (p.dtype == DType::kFloat32) return "takes fp16 and bf16, not fp32";
+  if (p.dtype == DType::kBFloat16 && device.compute < 80) return "bf16 needs sm_80 or newer";
+  for (const std::int64_t dim : {p.dim_qk, p.dim_v}) {
+    if (dim % 8 != 0 || dim > kLargestDim) return format("head dims are multiples of 8 up to 256, not {}", dim);
+  }
+  if (p.seq_q >= kUnbounded || p.seq_k >= kUnbounded) return "sequences are shorter than 2^30";
+  return std::nullopt;
+}
+
+std::optional<std::string> hopper_refuses(const AttentionProblem& p, const Device& device) {
+  if (device.compute != 90 || !device.specific) return "needs TMA and wgmma (sm_90a)";
+  if (!p.vectors || !p.tensor_maps) return "needs rows at multiples of 16 bytes, and positive strides below 2^40 bytes";
+  return std::nullopt;
+}
+
+ComputedScores computed_scores(const AttentionProblem& p, int block_q, int block_k) {
+  constexpr std::int64_t kSamples = 64;  // query tiles that are counted, evenly spaced: enough, since a mask is a band
+  const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right};
+  const std::int64_t q_tiles = ceil_div(p.seq_q, block_q);
+  const std::int64_t samples = std::min(q_tiles, kSamples);
+  ComputedScores computed;
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    const std::int64_t first = (2 * sample + 1) * q_tiles / (2 * samples) * block_q;
+    const std::int64_t last = std::min(first + block_q, p.seq_q) - 1;
+    const Range seen{visible_keys(mask, first, p.seq_q, p.seq_k).begin,
+                     std::min<std::int64_t>(visible_keys(mask, last, p.seq_q, p.seq_k).end, p.seq_k)};
+    if (seen.empty()) continue;
+    const std::int64_t tiles = ceil_div(seen.end, block_k) - seen.begin / block_k;
+    const double scores = static_cast<double>(tiles) * block_k * block_q;
+    computed.all += scores * static_cast<double>(q_tiles) / static_cast<double>(samples);
+    computed.of_longest = std::max(computed.of_longest, scores);
+  }
+  return computed;
+}
+
+double portable_rate(const Device& device) {
+  // Measured on an H200 (132 SMs); tensor cores of older architectures do less per clock.
+  const double of_hopper = device.compute >= 90 ? 1.0 : device.compute >= 80 ? 0.6 : 0.25;
+  return 1.0e6 * of_hopper * device.multiprocessors / 132.0;
+}
+
+AttentionProblem representative(const Device& device, AttentionOp op, int dim_qk, int dim_v) {
+  AttentionProblem p;
+  p.op = op;
+  p.dtype = device.compute < 80 ? DType::kFloat16 : DType::kBFloat16;
+  p.batch = 1;
+  p.seq_q = p.seq_k = 4096;
+  p.heads_q = p.heads_kv = 16;
+  p.dim_qk = dim_qk;
+  p.dim_v = dim_v;
+  p.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(dim_qk)));
+  return p;
+}
+
+AttentionProblem with_variant(AttentionProblem problem, const Variant& variant) {
+  problem.causal = variant.masked;
+  problem.softcap = variant.score_mod ? 30.0f : 0.0f;
+  return problem;
+}
+
+}  // namespace tessera::attention

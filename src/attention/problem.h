@@ -1,0 +1,102 @@
+// What is asked of attention, as plain values. check.cc checks the caller's tensors and fills these; every backend, the
+// selector and `explain` read them and nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace tessera {
+
+enum class AttentionOp : std::uint8_t { kForward, kBackward, kDecode };
+
+constexpr const char* name_of(AttentionOp op) {
+  return op == AttentionOp::kForward    ? "attention_forward"
+         : op == AttentionOp::kBackward ? "attention_backward"
+                                        : "attention_decode";
+}
+
+// The position of query 0 on the keys' axis if there are fewer or more queries than keys. Query i is at key position
+// i + offset; causal, window and ALiBi all measure distance from there.
+enum class Alignment : std::uint8_t {
+  kTopLeft,      // offset = 0
+  kBottomRight,  // offset = Sk - Sq, per sequence: the last query sees the last key
+};
+
+struct AttentionProblem {
+  AttentionOp op = AttentionOp::kForward;
+  DType dtype = DType::kFloat32;
+
+  std::int64_t batch = 0;  // sequences
+  std::int64_t seq_q = 0;  // the longest sequence's, if lengths vary
+  std::int64_t seq_k = 0;  // likewise; the cache's capacity for decode
+  std::int64_t heads_q = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t dim_qk = 0;
+  std::int64_t dim_v = 0;
+
+  float scale = 0;  // finite, the default already resolved
+  bool causal = false;
+  Alignment alignment = Alignment::kTopLeft;
+  std::int64_t window_left = -1;   // keys visible to the left of the query's position; -1: all
+  std::int64_t window_right = -1;  // likewise to the right
+  float softcap = 0;               // 0: none, else s -> softcap * tanh(s / softcap), before ALiBi
+  bool alibi = false;              // s -> s - slope * |i + offset - j|
+
+  bool varlen = false;       // packed: batch rows of q and k are slices given by cu_seqlens
+  std::int64_t total_q = 0;  // rows of q, if varlen
+  std::int64_t total_k = 0;
+
+  bool paged = false;  // decode: k and v are [pages, page_size, Hkv, D], found through a page table
+  std::int64_t page_size = 0;
+  std::int64_t num_pages = 0;
+  std::int64_t max_pages_per_seq = 0;
+
+  bool with_lse = false;       // forward and decode: LSE is written
+  bool with_dlse = false;      // backward: a gradient of LSE is given
+  bool deterministic = false;  // backward: bitwise equal from run to run
+
+  bool vectors = true;      // GPU: every row of every activation starts at a multiple of 16 bytes
+  bool tensor_maps = true;  // GPU: and q's, k's, v's and dO's strides are positive, as TMA requires
+
+  bool operator==(const AttentionProblem&) const = default;
+};
+
+// [batch, seq, head, dim] with a contiguous last dim; strides count elements. batch_stride is 0 if varlen, and the
+// stride of a page if paged.
+struct TensorView {
+  void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t seq_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+// float [batch, head, seq] with a contiguous last dim; [head, total_q] (batch_stride 0) if varlen.
+struct RowView {
+  float* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+struct AttentionArgs {
+  AttentionProblem problem;
+  TensorView q, k, v;  // read
+  TensorView o;        // written by forward and decode, read by backward
+  RowView lse;         // natural log; written by forward and decode (may be null), read by backward
+
+  TensorView d_o;         // backward: read
+  RowView d_lse;          // backward: read, null if !with_dlse
+  TensorView dq, dk, dv;  // backward: written
+
+  const float* alibi_slopes = nullptr;  // [Hq], or [B, Hq]
+  std::int64_t alibi_batch_stride = 0;  // 0 if shared by the batch
+
+  const std::int32_t* cu_seqlens_q = nullptr;  // [B + 1], if varlen
+  const std::int32_t* cu_seqlens_k = nullptr;
+  const std::int32_t* cache_seqlens = nullptr;  // [B], decode: keys in use per sequence; null: all seq_k
+  const std::int32_t* page_table = nullptr;     // [B, max_pages_per_seq], if paged
+  std::int64_t page_table_stride = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,350 @@
+// The CPU backend against the oracle: every case of the common list, on several thread counts and on every instruction
+// set this machine has. Workspaces are exactly as large as asked for, filled with NaN, and fenced.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attention/check.h"
+#include "attention/cpu/run.h"
+#include "attention/cpu/tile_ops.h"
+#include "verify/attention/buffers.h"
+#include "verify/attention/cases.h"
+#include "verify/attention/oracle.h"
+
+namespace tessera {
+namespace {
+
+// 64-byte aligned memory that starts as NaN and has a fence behind it.
+class Workspace {
+ public:
+  explicit Workspace(std::size_t bytes) : bytes_(bytes), memory_(bytes + kFence + 64, std::byte{0xFF}) {
+    auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+    start_ = memory_.data() + (64 - address % 64) % 64;
+    std::memset(start_ + bytes_, 0x5A, kFence);
+  }
+  void* data() { return start_; }
+  bool intact() const {
+    for (std::size_t i = 0; i < kFence; ++i) {
+      if (start_[bytes_ + i] != std::byte{0x5A}) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kFence = 256;
+  std::size_t bytes_;
+  std::vector<std::byte> memory_;
+  std::byte* start_;
+};
+
+// A case with its inputs, the oracle's results and memory to run in.
+struct Trial {
+  cases::Case c;
+  oracle::Inputs inputs;
+  oracle::Outputs exact, plain;
+  std::unique_ptr<cases::Buffers> buffers;
+
+  explicit Trial(cases::Case from) : c(std::move(from)) {
+    inputs = cases::make_inputs(c);
+    exact = oracle::attention(inputs);
+    plain = oracle::plain_attention(inputs);
+    buffers = std::make_unique<cases::Buffers>(c, inputs, is_backward() ? &exact : nullptr);
+  }
+
+  bool is_backward() const { return c.problem.op == AttentionOp::kBackward; }
+
+  // Empty where it ran.
+  std::string run(int threads) {
+    for (verify::Buffer* buffer : buffers->buffers()) {
+      if (buffer->written) buffer->poison();
+    }
+    auto checked = attention::check(buffers->op(), &buffers->args(), attention::Look::kEverything);
+    if (!checked.ok()) return checked.status().message();
+    Workspace workspace(cpu::workspace_bytes(checked->args.problem, threads));
+    const Status status = cpu::run(checked->args, threads, workspace.data());
+    if (!status.ok()) return status.message();
+    if (!workspace.intact()) return "wrote behind the workspace";
+    for (const verify::Buffer* buffer : buffers->buffers()) {
+      if (std::string damage = buffer->written ? buffer->damage() : ""; !damage.empty()) return damage;
+    }
+    return {};
+  }
+
+  std::string judge() const {
+    const oracle::Outputs got = buffers->results(exact);
+    const DType type = c.problem.dtype;
+    std::string complaints;
+    const auto check = [&](const char* name, const oracle::HostTensor& result, const oracle::HostTensor& want,
+                           const oracle::HostTensor& base, DType dtype) {
+      const verify::Verdict verdict = verify::judge(result, want, base, dtype, c.floor);
+      if (!verdict.pass) complaints += std::string(name) + ": " + verdict.message + "; ";
+    };
+    if (is_backward()) {
+      check("dq", got.dq, exact.dq, plain.dq, type);
+      check("dk", got.dk, exact.dk, plain.dk, type);
+      check("dv", got.dv, exact.dv, plain.dv, type);
+    } else {
+      check("out", got.o, exact.o, plain.o, type);
+      if (c.problem.with_lse) check("lse", got.lse, exact.lse, plain.lse, DType::kFloat32);
+    }
+    return complaints;
+  }
+
+  // The bytes of every output, to compare runs.
+  std::vector<std::byte> bytes() const {
+    std::vector<std::byte> all;
+    for (const verify::Buffer* buffer : buffers->buffers()) {
+      if (buffer->written) all.insert(all.end(), buffer->storage.begin(), buffer->storage.end());
+    }
+    return all;
+  }
+};
+
+// Sanitizers make the oracle some fifty times slower and need every path once, not every shape.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kEvery = 9;
+#else
+constexpr int kEvery = 1;
+#endif
+
+void expect_suite(const char* name, std::initializer_list<int> thread_counts, double most_flops = HUGE_VAL) {
+  int index = 0;
+  for (const cases::Case& c : cases::suite(name)) {
+    if (index++ % kEvery != 0) continue;
+    if (c.flops() > most_flops) continue;
+    Trial trial(c);
+    for (int threads : thread_counts) {
+      const std::string failure = trial.run(threads);
+      EXPECT_EQ(failure, "") << c.name << " on " << threads << " threads";
+      if (!failure.empty()) break;
+      EXPECT_EQ(trial.judge(), "") << c.name << " on " << threads << " threads, " << cpu::isa_name();
+    }
+  }
+}
+
+class IsaLimit {
+ public:
+  IsaLimit(cpu::Isa isa, cpu::Bf16Isa bf16) { cpu::limit_isa(isa, bf16); }
+  ~IsaLimit() { cpu::limit_isa(cpu::Isa::kAvx512, cpu::Bf16Isa::kAmx); }
+};
+
+cases::Case make_case(AttentionOp op, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t heads_q,
+                      std::int64_t heads_kv, std::int64_t dim_qk, std::int64_t dim_v) {
+  cases::Case c;
+  AttentionProblem& p = c.problem;
+  p.op = op;
+  p.dtype = dtype;
+  p.batch = 1;
+  p.seq_q = seq_q;
+  p.seq_k = seq_k;
+  p.heads_q = heads_q;
+  p.heads_kv = heads_kv;
+  p.dim_qk = dim_qk;
+  p.dim_v = dim_v;
+  p.scale = 1 / std::sqrt(static_cast<float>(dim_qk));
+  p.alignment = Alignment::kBottomRight;
+  p.with_lse = op != AttentionOp::kBackward;
+  c.floor = dtype == DType::kFloat32 ? 4 : 1;
+  c.name =
+      std::string(name_of(op)) + " " + name_of(dtype) + " d" + std::to_string(dim_qk) + ":" + std::to_string(dim_v);
+  return c;
+}
+
+constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr AttentionOp kOps[] = {AttentionOp::kForward, AttentionOp::kBackward, AttentionOp::kDecode};
+
+TEST(CpuAttention, quick_suite_is_as_accurate_as_plain_arithmetic_on_1_2_and_5_threads) {
+  expect_suite("quick", {1, 2, 5});
+}
+
+// The oracle takes minutes for the larger cases; `tessera verify --suite full` runs them all.
+TEST(CpuAttention, small_cases_of_the_full_suite_are_as_accurate_as_plain_arithmetic) {
+  expect_suite("full", {2, 3}, 2e7);
+}
+
+TEST(CpuAttention, hostile_values_stay_finite_and_accurate) { expect_suite("hostile", {1, 5}); }
+
+TEST(CpuAttention, the_largest_score_keeps_its_weight_however_large_it_is) {
+  // One key outweighs all others by far, so the output is its value.
+  constexpr std::int64_t kKeys = 100, kDim = 8;
+  std::vector<float> q(kDim), k(kKeys * kDim), v(kKeys * kDim), out(kDim), lse(1);
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i);
+  for (double size = 1e2; size < 1e37; size *= 10) {
+    for (std::int64_t d = 0; d < kDim; ++d) q[d] = static_cast<float>(std::sqrt(size) * (1 + 0.1 * double(d)));
+    for (std::int64_t i = 0; i < kKeys * kDim; ++i) k[i] = q[i % kDim] * (i / kDim == 61 ? 1.0f : 0.3f);
+    AttentionArgs args;
+    AttentionProblem& p = args.problem;
+    p.batch = p.seq_q = p.heads_q = p.heads_kv = 1;
+    p.seq_k = kKeys;
+    p.dim_qk = p.dim_v = kDim;
+    p.scale = 0.7f;
+    p.with_lse = true;
+    args.q = {q.data(), 0, kDim, kDim};
+    args.k = {k.data(), 0, kDim, kDim};
+    args.v = {v.data(), 0, kDim, kDim};
+    args.o = {out.data(), 0, kDim, kDim};
+    args.lse = {lse.data(), 1, 1};
+    Workspace workspace(cpu::workspace_bytes(p, 1));
+    ASSERT_TRUE(cpu::run(args, 1, workspace.data()).ok());
+    double score = 0;
+    for (std::int64_t d = 0; d < kDim; ++d) score += double(q[d]) * q[d] * p.scale;
+    EXPECT_NEAR(lse[0] / score, 1, 1e-6) << "scores of " << size;
+    for (std::int64_t d = 0; d < kDim; ++d) EXPECT_NEAR(out[d], v[61 * kDim + d], 1e-3) << "scores of " << size;
+  }
+}
+
+TEST(CpuAttention, quick_suite_passes_with_avx2) {
+  if (cpu::detect_isa() < cpu::Isa::kAvx2) GTEST_SKIP();
+  const IsaLimit limit(cpu::Isa::kAvx2, cpu::Bf16Isa::kNone);
+  expect_suite("quick", {2});
+}
+
+TEST(CpuAttention, quick_suite_passes_with_sse4) {
+  const IsaLimit limit(cpu::Isa::kSse4, cpu::Bf16Isa::kNone);
+  expect_suite("quick", {2});
+}
+
+TEST(CpuAttention, quick_suite_passes_with_avx512_alone) {
+  if (cpu::detect_isa() < cpu::Isa::kAvx512) GTEST_SKIP();
+  const IsaLimit limit(cpu::Isa::kAvx512, cpu::Bf16Isa::kNone);
+  expect_suite("quick", {2});
+}
+
+TEST(CpuAttention, quick_suite_passes_with_avx512_bf16_without_amx) {
+  if (cpu::detect_bf16_isa() < cpu::Bf16Isa::kAvx512Bf16) GTEST_SKIP();
+  const IsaLimit limit(cpu::Isa::kAvx512, cpu::Bf16Isa::kAvx512Bf16);
+  expect_suite("quick", {2});
+}
+
+// Dims around the panels' widths, odd ones included, over block edges of both axes, with every option that maps scores.
+TEST(CpuAttention, any_head_dim_is_served_with_every_option) {
+  for (DType dtype : kTypes) {
+    for (AttentionOp op : kOps) {
+      int turn = 0;
+      for (const auto& [dim_qk, dim_v] : {std::pair<int, int>{1, 1}, {7, 7}, {80, 80}, {100, 36}, {33, 129}, {16, 1}}) {
+        cases::Case c = make_case(op, dtype, op == AttentionOp::kDecode ? 3 : 131, 197, 4, 2, dim_qk, dim_v);
+        c.problem.causal = turn % 2 == 0;
+        c.problem.softcap = turn % 3 == 0 ? 2.0f : 0;
+        c.problem.alibi = turn % 3 == 1;
+        c.problem.window_left = turn % 4 == 3 ? 50 : -1;
+        c.problem.with_dlse = op == AttentionOp::kBackward && turn % 2 == 1;
+        if (turn == 4) c.problem.scale = -c.problem.scale;
+        c.layout = turn % 2 == 0 ? cases::Layout::kPadded : cases::Layout::kHeadsMajor;
+        ++turn;
+        Trial trial(c);
+        ASSERT_EQ(trial.run(2), "") << c.name;
+        EXPECT_EQ(trial.judge(), "") << c.name;
+      }
+    }
+  }
+}
+
+// Up to 8 rows of a group are streamed, more are tiled; more than 64 are several blocks.
+TEST(CpuAttention, decode_serves_any_number_of_rows_from_contiguous_and_paged_caches) {
+  for (DType dtype : kTypes) {
+    for (const auto& [queries, group] : {std::pair<int, int>{1, 1}, {1, 8}, {3, 3}, {5, 4}, {9, 8}}) {
+      for (int page : {0, 7, 16}) {
+        cases::Case c = make_case(AttentionOp::kDecode, dtype, queries, 1120, 2 * group, 2, 72, 40);
+        AttentionProblem& p = c.problem;
+        p.batch = 3;
+        p.causal = queries > 1;
+        p.alibi = page == 7;
+        p.softcap = page == 16 ? 3.0f : 0;
+        p.window_left = queries == 5 ? 300 : -1;
+        c.cache_lengths = {1111, 0, 65};
+        if (page > 0) {
+          p.paged = true;
+          p.page_size = page;
+          p.max_pages_per_seq = 1120 / page;
+          p.num_pages = 3 * p.max_pages_per_seq + 2;
+        }
+        Trial trial(c);
+        ASSERT_EQ(trial.run(3), "") << c.name << " page " << page;
+        EXPECT_EQ(trial.judge(), "") << c.name << " queries " << queries << " group " << group << " page " << page;
+      }
+    }
+  }
+}
+
+TEST(CpuAttention, results_are_bitwise_equal_from_run_to_run) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (AttentionOp op : kOps) {
+      cases::Case c = make_case(op, dtype, op == AttentionOp::kDecode ? 2 : 300, 1200, 6, 3, 64, 64);
+      c.problem.causal = true;
+      Trial trial(c);
+      for (int threads : {2, 5}) {
+        ASSERT_EQ(trial.run(threads), "");
+        const std::vector<std::byte> first = trial.bytes();
+        for (int again = 0; again < 5; ++again) {
+          ASSERT_EQ(trial.run(threads), "");
+          EXPECT_EQ(trial.bytes(), first) << c.name << " on " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuAttention, forward_and_decode_do_not_depend_on_the_thread_count) {
+  for (DType dtype : kTypes) {
+    for (AttentionOp op : {AttentionOp::kForward, AttentionOp::kDecode}) {
+      Trial trial(make_case(op, dtype, op == AttentionOp::kDecode ? 2 : 200, 1200, 6, 3, 40, 40));
+      ASSERT_EQ(trial.run(1), "");
+      const std::vector<std::byte> first = trial.bytes();
+      for (int threads : {2, 3, 7}) {
+        ASSERT_EQ(trial.run(threads), "");
+        EXPECT_EQ(trial.bytes(), first) << trial.c.name << " on " << threads << " threads";
+      }
+    }
+  }
+}
+
+// MQA on more threads than KV heads cuts the keys into stretches, whose dQ are added up afterwards.
+TEST(CpuAttention, backward_split_over_keys_is_accurate) {
+  for (DType dtype : kTypes) {
+    cases::Case c = make_case(AttentionOp::kBackward, dtype, 150, 1100, 3, 1, 24, 40);
+    c.problem.causal = true;
+    Trial trial(c);
+    for (int threads : {1, 2, 5, 8}) {
+      ASSERT_EQ(trial.run(threads), "");
+      EXPECT_EQ(trial.judge(), "") << threads << " threads";
+    }
+  }
+}
+
+TEST(CpuAttention, callers_may_be_concurrent) {
+  Trial reference(make_case(AttentionOp::kForward, DType::kFloat32, 130, 260, 4, 2, 32, 32));
+  ASSERT_EQ(reference.run(3), "");
+  const std::vector<std::byte> want = reference.bytes();
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&] {
+      Trial mine(make_case(AttentionOp::kForward, DType::kFloat32, 130, 260, 4, 2, 32, 32));
+      for (int again = 0; again < 10; ++again) {
+        EXPECT_EQ(mine.run(3), "");
+        EXPECT_EQ(mine.bytes(), want);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST(CpuAttention, workspace_is_linear_in_the_sequence) {
+  for (AttentionOp op : {AttentionOp::kForward, AttentionOp::kBackward}) {
+    const auto bytes = [&](std::int64_t seq) {
+      return cpu::workspace_bytes(make_case(op, DType::kFloat32, seq, seq, 8, 8, 64, 64).problem, 2);
+    };
+    EXPECT_LT(bytes(16384), std::size_t{300} << 20);
+    EXPECT_LT(bytes(32768), bytes(16384) * 2 + (std::size_t{1} << 20));
+  }
+}
+
+TEST(CpuAttention, isa_is_named) { EXPECT_NE(cpu::isa_name(), "none"); }
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,160 @@
+"""PyTorch's private symbols that the package uses: which versions have them, and that it works without each of them.
+
+If a newer PyTorch fails here, the package still works with it, through a fallback that is slower.
+"""
+
+import types
+
+import pytest
+import torch
+from reference import assert_accurate, attention as reference
+from torch.autograd import forward_ad
+
+import tessera
+from tessera import _attention, _ops
+
+VERSIONS = ((2, 9), (2, 13))  # the oldest and the newest PyTorch that were seen to have all symbols
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+# Looked up through _ops._private.
+INTERCEPTORS = [
+    "_C._len_torch_dispatch_stack",
+    "_C._len_torch_function_stack",
+    "_C._functorch.peek_interpreter_stack",
+    "_C._autograd._profiler_enabled",
+    "_C._get_tracing_state",
+]
+SYMBOLS = [*INTERCEPTORS, "_C._is_any_autocast_enabled", "_C._are_functorch_transforms_active"]
+CUDA_SYMBOLS = ["_C._cuda_getCurrentRawStream", "cuda._sleep"]
+OTHERS = ["autograd.forward_ad._current_level", "_assert_async", *(CUDA_SYMBOLS if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("path", [*SYMBOLS, *OTHERS])
+def test_the_versions_that_have_a_symbol(path):
+    found = _ops._private(path) is not None
+    if VERSIONS[0] <= VERSION <= VERSIONS[1]:
+        assert found
+    elif not found:
+        pytest.skip(f"PyTorch {torch.__version__} has no torch.{path}; the fallback is used")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Sets the package up as for a PyTorch without the given symbols."""
+
+    def hide(*paths):
+        real = _ops._private
+        monkeypatch.setattr(_ops, "_private", lambda path: None if path in paths else real(path))
+        _ops._set_up()
+
+    yield hide
+    monkeypatch.undo()
+    _ops._set_up()
+
+
+def check_forward_and_backward(device, dtype):
+    inputs = [torch.randn(2, 37, 4, 64, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    dout = torch.randn_like(inputs[0])
+
+    def run(precision):
+        leaves = [t.detach().to(precision).requires_grad_() for t in inputs]
+        out, _ = reference(*leaves, causal=True)
+        return out.detach(), *torch.autograd.grad(out, leaves, dout.to(precision))
+
+    exact, plain = run(torch.float64), run(dtype)
+    out = tessera.attention(*inputs, causal=True)
+    got = (out, *torch.autograd.grad(out, inputs, dout))
+    for name, *three in zip(("out", "dq", "dk", "dv"), got, exact, plain):
+        assert_accurate(*three, name)
+    with torch.no_grad():
+        assert torch.equal(tessera.attention(*inputs, causal=True), out)
+
+
+def mode():
+    return _ops._native.mode(*(torch.ones(1, 1, 1, 8) for _ in range(3)))
+
+
+@pytest.mark.parametrize("path", [None, *SYMBOLS])
+def test_forward_and_backward_without_a_symbol(without, device, dtype, path):
+    without(path)
+    assert mode() == (_attention._DISPATCHED if path in INTERCEPTORS else _attention._PLAIN)
+    check_forward_and_backward(device, dtype)
+
+
+def test_forward_and_backward_without_any_symbol(without, monkeypatch, device, dtype):
+    monkeypatch.setattr(_ops, "in_dual_level", lambda: True)
+    monkeypatch.setattr(_attention, "_apply", _attention._Attention.apply)
+    without(*SYMBOLS, "_C._cuda_getCurrentRawStream")
+    assert mode() == _attention._DISPATCHED
+    check_forward_and_backward(device, dtype)
+
+
+def test_autocast_without_its_symbol(without, device):
+    without("_C._is_any_autocast_enabled")
+    inputs = [torch.randn(1, 8, 2, 64, device=device) for _ in range(3)]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert tessera.attention(*inputs).dtype == torch.bfloat16
+
+
+def test_functional_grad_without_its_symbol(without):
+    inputs = [torch.randn(1, 8, 2, 16) for _ in range(3)]
+    loss = lambda q: tessera.attention(q, *inputs[1:], deterministic=True).sum()  # noqa: E731
+    want = torch.func.grad(loss)(inputs[0])
+    without("_C._are_functorch_transforms_active")
+    assert torch.equal(torch.func.grad(loss)(inputs[0]), want)
+
+
+def test_tangents_are_refused_without_the_current_level(without, monkeypatch):
+    monkeypatch.setattr(_ops, "in_dual_level", lambda: True)
+    without()
+    q, k, v = (torch.randn(1, 8, 2, 16) for _ in range(3))
+    tessera.attention(q, k, v)
+    with forward_ad.dual_level(), pytest.raises(tessera.Error, match="forward-mode AD"):
+        tessera.attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+
+
+def test_no_current_level_means_that_there_may_be_tangents(monkeypatch):
+    assert not _ops.in_dual_level()
+    with forward_ad.dual_level():
+        assert _ops.in_dual_level()
+    monkeypatch.setattr(_ops, "forward_ad", types.SimpleNamespace())
+    assert _ops.in_dual_level()
+
+
+def test_function_apply_without_its_private_base(monkeypatch, device, dtype):
+    if VERSIONS[0] <= VERSION <= VERSIONS[1]:
+        assert isinstance(_attention._apply, types.BuiltinMethodType)  # else it is Function.apply, in Python
+    monkeypatch.setattr(_attention, "_apply", _attention._Attention.apply)
+    check_forward_and_backward(device, dtype)
+
+
+def test_the_stream_without_its_symbol(without, monkeypatch):
+    asked = []
+
+    def stream(index):
+        asked.append(index)
+        return types.SimpleNamespace(cuda_stream=0x70)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    assert _ops._current_stream(1) == 0x70 and asked == [1]
+
+
+def test_a_compiled_model_without_assert_async_refuses_what_may_be_packed(monkeypatch):
+    pytest.importorskip("transformers", minversion="5.5")
+    from tessera import transformers
+
+    transformers._assert_unpacked(torch.tensor(True))
+    monkeypatch.delattr(torch, "_assert_async")
+    with pytest.raises(tessera.Error, match="packed by position ids"):
+        transformers._assert_unpacked(torch.tensor(True))
+
+
+def test_dlpack_exchange_table_or_attributes(device, dtype):
+    has_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert _ops._set_up() == has_table
+    if VERSION >= (2, 10):
+        assert has_table
+    try:
+        assert _ops._set_up(dlpack=False) is False
+        check_forward_and_backward(device, dtype)
+    finally:
+        _ops._set_up()

@@ -1,0 +1,301 @@
+// A libcuda.so.1 for machines without a GPU: memory is the host's, kernels are known by the name of their function and
+// computed by a plain loop from their Params (kKernels; any other name computes nothing), and the clock advances by what
+// a launch is said to cost: less if it takes less shared memory. It shows that the tuner's processes, checks and times
+// go together; it says nothing about kernels.
+//
+// FAKE_CUDA_ARCH: 80 (the default) or 90. FAKE_CUDA_BAD: wrong, fault or hang, for launches with FAKE_CUDA_BAD_SMEM
+// bytes of shared memory. FAKE_CUDA_L2: bytes of an L2 cache; a launch takes 50 us less if not as many were filled since
+// the last one.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/forward_config.h"
+#include "attention/forward_sm90_config.h"
+#include "cuda/driver.h"
+
+namespace {
+
+using namespace tessera;  // NOLINT(google-build-using-namespace)
+using cuda::CUdeviceptr;
+using cuda::CUresult;
+
+constexpr CUresult kFault = 700;
+
+double clock_ms = 0;
+bool faulted = false;
+std::vector<double>* capturing = nullptr;  // costs of what is captured
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+int arch() { return environment("FAKE_CUDA_ARCH") == "90" ? 90 : 80; }
+
+double cost_ms(unsigned smem) { return 0.1 + smem / 1024 * 1e-3; }
+
+int l2_bytes() { return std::atoi(environment("FAKE_CUDA_L2").c_str()); }
+bool cold = true;
+double warm_ms() { return l2_bytes() > 0 && !std::exchange(cold, false) ? 0.05 : 0; }
+
+// Of what is larger than any tensor here only the time is asked: how long it takes to move.
+bool is_moved(std::size_t bytes) {
+  clock_ms += static_cast<double>(bytes) * 1e-9;  // a TB a second
+  cold = cold || bytes >= static_cast<std::size_t>(l2_bytes());
+  return bytes < std::size_t{1} << 28;
+}
+
+float from_bf16(std::uint16_t bits) {
+  const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+std::uint16_t to_bf16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+struct Input {
+  const std::uint16_t* data;
+  Strides strides;
+};
+
+// What encode() below left in a map's words, read as a tensor. A packed map begins `seq` rows before the tensor.
+Input input_of(const AtomMaps& maps, bool packed, Index seq) {
+  const TensorMap* map = maps.by_width;
+  while (map->words[0] == 0) ++map;
+  const auto stride = [&](int n) { return static_cast<Index>(map->words[n]) / 2; };
+  const auto address = map->words[0] + (packed ? static_cast<unsigned long long>(seq) * map->words[1] : 0);
+  return {reinterpret_cast<const std::uint16_t*>(address), {packed ? 0 : stride(3), stride(1), stride(2)}};
+}
+
+template <class Params>
+void attend(const Params& p, const Input& q, const Input& k, const Input& v, Index batches, int dim_qk, int dim_v) {
+  std::vector<float> weights, sums(static_cast<std::size_t>(dim_v));
+  for (Index b = 0; b < batches; ++b) {
+    const bool packed = p.cu_seqlens_q != nullptr;
+    const Index first_q = packed ? p.cu_seqlens_q[b] : 0, first_k = packed ? p.cu_seqlens_k[b] : 0;
+    const Index len_q = packed ? p.cu_seqlens_q[b + 1] - first_q : p.seq_q;
+    const Index len_k = packed ? p.cu_seqlens_k[b + 1] - first_k : p.seq_k;
+    const Index offset = p.band.bottom_right ? len_k - len_q : 0;
+    for (Index h = 0; h < p.heads_q; ++h) {
+      const Index hk = h / p.group;
+      for (Index i = 0; i < len_q; ++i) {
+        const Index begin = std::max<Index>(0, i + offset - p.band.left);
+        const Index end = std::min<Index>(len_k, i + offset + p.band.right + 1);
+        weights.assign(static_cast<std::size_t>(std::max<Index>(0, end - begin)), 0);
+        std::fill(sums.begin(), sums.end(), 0.0F);
+        const std::uint16_t* row = q.data + b * q.strides.batch + (first_q + i) * q.strides.seq + h * q.strides.head;
+        float largest = -std::numeric_limits<float>::infinity(), total = 0;
+        for (Index j = begin; j < end; ++j) {
+          const std::uint16_t* key = k.data + b * k.strides.batch + (first_k + j) * k.strides.seq + hk * k.strides.head;
+          float score = 0;
+          for (int d = 0; d < dim_qk; ++d) score += from_bf16(row[d]) * from_bf16(key[d]);
+          weights[static_cast<std::size_t>(j - begin)] = score *= p.scale;
+          largest = std::max(largest, score);
+        }
+        for (Index j = begin; j < end; ++j) {
+          const std::uint16_t* value =
+              v.data + b * v.strides.batch + (first_k + j) * v.strides.seq + hk * v.strides.head;
+          const float weight = std::exp(weights[static_cast<std::size_t>(j - begin)] - largest);
+          total += weight;
+          for (int d = 0; d < dim_v; ++d) sums[static_cast<std::size_t>(d)] += weight * from_bf16(value[d]);
+        }
+        auto* out = static_cast<std::uint16_t*>(p.o) + b * p.o_strides.batch + (first_q + i) * p.o_strides.seq +
+                    h * p.o_strides.head;
+        for (int d = 0; d < dim_v; ++d) {
+          out[d] = to_bf16(total > 0 ? sums[static_cast<std::size_t>(d)] / total : 0);
+        }
+        if (p.lse == nullptr) continue;
+        p.lse[b * p.lse_strides.batch + h * p.lse_strides.head + first_q + i] =
+            total > 0 ? largest + std::log(total) : -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+}
+
+// Head dims are in no Params; heads lie side by side in all that is tried here.
+void attention_forward(const cuda::LaunchConfig& config, const void* params) {
+  const auto& p = *static_cast<const AttentionForwardParams*>(params);
+  const Index batches = config.grid_x / (p.q_tiles * p.heads_q);
+  attend(p, {static_cast<const std::uint16_t*>(p.q), p.q_strides},
+         {static_cast<const std::uint16_t*>(p.k), p.k_strides}, {static_cast<const std::uint16_t*>(p.v), p.v_strides},
+         batches, static_cast<int>(p.q_strides.head), static_cast<int>(p.o_strides.head));
+}
+
+void attention_forward_sm90(const cuda::LaunchConfig&, const void* params) {
+  const auto& p = *static_cast<const AttentionForwardSm90Params*>(params);
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const Input q = input_of(p.q, packed, p.seq_q);
+  attend(p, q, input_of(p.k, packed, p.seq_k), input_of(p.v, packed, p.seq_k), p.columns / p.heads_q,
+         static_cast<int>(q.strides.head), static_cast<int>(p.o_strides.head));
+}
+
+struct Function {
+  const char* name;
+  void (*compute)(const cuda::LaunchConfig&, const void* params);  // null: nothing
+};
+constexpr Function kKernels[] = {{"tessera_attention_forward", attention_forward},
+                                 {"tessera_attention_forward_sm90", attention_forward_sm90}};
+constexpr Function kUnknown = {"", nullptr};
+
+template <class T>
+CUresult give(T* to, T value) {
+  *to = value;
+  return cuda::kCudaSuccess;
+}
+
+CUresult fill(CUdeviceptr at, const void* word, std::size_t size, std::size_t count) {
+  for (std::size_t n = 0; n < count; ++n) std::memcpy(reinterpret_cast<char*>(at) + n * size, word, size);
+  return faulted ? kFault : cuda::kCudaSuccess;
+}
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default"))) CUresult
+
+FAKE cuInit(unsigned) { return 0; }
+FAKE cuDriverGetVersion(int* version) { return give(version, 13000); }
+FAKE cuGetErrorName(CUresult, const char** name) { return give(name, "CUDA_ERROR_FAKE"); }
+FAKE cuGetErrorString(CUresult, const char** text) { return give(text, "a fault that was asked for"); }
+FAKE cuDeviceGetCount(int* count) { return give(count, 1); }
+FAKE cuDeviceGet(int* device, int) { return give(device, 0); }
+FAKE cuDeviceGetName(char* name, int size, int) {
+  std::strncpy(name, "Fake GPU", static_cast<std::size_t>(size));
+  return 0;
+}
+FAKE cuDeviceGetAttribute(int* value, int which, int) {
+  switch (which) {
+    case 16:
+      return give(value, 108);  // multiprocessors
+    case 38:
+      return give(value, l2_bytes());
+    case 39:
+      return give(value, 2048);
+    case 75:
+      return give(value, arch() / 10);
+    case 76:
+      return give(value, arch() % 10);
+    case 81:
+      return give(value, arch() == 90 ? 228 * 1024 : 164 * 1024);
+    case 97:
+      return give(value, arch() == 90 ? 227 * 1024 : 163 * 1024);
+    default:
+      return give(value, 0);
+  }
+}
+FAKE cuDeviceTotalMem_v2(std::size_t* bytes, int) { return give(bytes, std::size_t{1} << 33); }
+FAKE cuDevicePrimaryCtxRetain(void** context, int) { return give(context, static_cast<void*>(&clock_ms)); }
+FAKE cuCtxPushCurrent_v2(void*) { return 0; }
+FAKE cuCtxPopCurrent_v2(void**) { return 0; }
+FAKE cuCtxGetCurrent(void** context) { return give(context, static_cast<void*>(nullptr)); }
+FAKE cuModuleLoadDataEx(void** module, const void*, unsigned, int*, void**) {
+  return give(module, static_cast<void*>(&clock_ms));
+}
+FAKE cuModuleUnload(void*) { return 0; }
+FAKE cuModuleGetFunction(const void** function, void*, const char* name) {
+  for (const Function& kernel : kKernels) {
+    if (std::strcmp(name, kernel.name) == 0) return give(function, static_cast<const void*>(&kernel));
+  }
+  return give(function, static_cast<const void*>(&kUnknown));
+}
+FAKE cuFuncGetAttribute(int* value, int, void*) { return give(value, 0); }
+FAKE cuFuncSetAttribute(void*, int, int) { return 0; }
+FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function, void** params, void**) {
+  if (faulted) return kFault;
+  const double cost = cost_ms(config->dynamic_smem_bytes);
+  if (capturing != nullptr) {
+    capturing->push_back(cost);
+    return 0;
+  }
+  clock_ms += cost - warm_ms();
+  const std::string bad = environment("FAKE_CUDA_BAD_SMEM") == std::to_string(config->dynamic_smem_bytes)
+                              ? environment("FAKE_CUDA_BAD")
+                              : "";
+  if (bad == "wrong") return 0;  // O stays as it was
+  if (bad == "fault") faulted = true;
+  while (bad == "hang") sleep(1);
+  if (!faulted && function->compute != nullptr) function->compute(*config, params[0]);
+  return 0;
+}
+FAKE cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
+  *available = std::size_t{1} << 33;
+  return give(total, std::size_t{1} << 33);
+}
+FAKE cuMemAlloc_v2(CUdeviceptr* at, std::size_t bytes) {
+  return give(at, reinterpret_cast<CUdeviceptr>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
+}
+FAKE cuMemFree_v2(CUdeviceptr at) {
+  std::free(reinterpret_cast<void*>(at));
+  return 0;
+}
+FAKE cuMemAllocAsync(CUdeviceptr* at, std::size_t bytes, void*) { return cuMemAlloc_v2(at, bytes); }
+FAKE cuMemFreeAsync(CUdeviceptr at, void*) { return cuMemFree_v2(at); }
+FAKE cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, void*) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return faulted ? kFault : 0;
+}
+FAKE cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, void*) {
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return faulted ? kFault : 0;
+}
+FAKE cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, void*) {
+  if (!is_moved(bytes)) return 0;
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return faulted ? kFault : 0;
+}
+FAKE cuMemsetD8Async(CUdeviceptr at, unsigned char word, std::size_t count, void*) {
+  return is_moved(count) ? fill(at, &word, 1, count) : 0;
+}
+FAKE cuMemsetD16Async(CUdeviceptr at, unsigned short word, std::size_t count, void*) {
+  return fill(at, &word, 2, count);
+}
+FAKE cuMemsetD32Async(CUdeviceptr at, unsigned word, std::size_t count, void*) { return fill(at, &word, 4, count); }
+FAKE cuStreamCreate(void** stream, unsigned) { return give(stream, static_cast<void*>(&clock_ms)); }
+FAKE cuStreamDestroy_v2(void*) { return 0; }
+FAKE cuStreamSynchronize(void*) { return faulted ? kFault : 0; }
+FAKE cuEventCreate(void** event, unsigned) { return give(event, static_cast<void*>(new double(0))); }
+FAKE cuEventDestroy_v2(void* event) {
+  delete static_cast<double*>(event);
+  return 0;
+}
+FAKE cuEventRecord(void* event, void*) { return give(static_cast<double*>(event), clock_ms); }
+FAKE cuEventSynchronize(void*) { return faulted ? kFault : 0; }
+FAKE cuEventElapsedTime(float* ms, void* begin, void* end) {
+  return give(ms, static_cast<float>(*static_cast<double*>(end) - *static_cast<double*>(begin)));
+}
+FAKE cuStreamBeginCapture_v2(void*, int) {
+  capturing = new std::vector<double>;
+  return 0;
+}
+FAKE cuStreamEndCapture(void*, void** graph) {
+  *graph = capturing;
+  capturing = nullptr;
+  return 0;
+}
+FAKE cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) { return give(exec, graph); }
+FAKE cuGraphLaunch(void* exec, void*) {
+  for (const double cost : *static_cast<std::vector<double>*>(exec)) clock_ms += cost - warm_ms();
+  return faulted ? kFault : 0;
+}
+FAKE cuGraphDestroy(void* graph) {
+  delete static_cast<std::vector<double>*>(graph);
+  return 0;
+}
+FAKE cuGraphExecDestroy(void*) { return 0; }
+FAKE cuTensorMapEncodeTiled(void* map, int, unsigned, void* address, const std::uint64_t*, const std::uint64_t* strides,
+                            const std::uint32_t*, const std::uint32_t*, int, int, int, int) {
+  auto* words = static_cast<TensorMap*>(map)->words;
+  words[0] = reinterpret_cast<std::uintptr_t>(address);
+  for (int n = 0; n < 3; ++n) words[1 + n] = strides[n];
+  return 0;
+}

@@ -1,0 +1,299 @@
+#include "verify/attention/cases.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "verify/attention/buffers.h"
+
+namespace tessera::cases {
+namespace {
+
+TEST(Suites, every_name_is_unique_and_every_suite_has_cases) {
+  for (const std::string& name : suite_names()) {
+    std::set<std::string> seen;
+    for (const Case& c : suite(name)) EXPECT_TRUE(seen.insert(c.name).second) << c.name;
+    EXPECT_FALSE(seen.empty()) << name;
+  }
+  EXPECT_TRUE(suite("no such suite").empty());
+}
+
+TEST(Suites, every_case_is_within_the_contract) {
+  for (const std::string& name : suite_names()) {
+    for (const Case& c : suite(name)) {
+      const AttentionProblem& p = c.problem;
+      EXPECT_EQ(p.heads_q % p.heads_kv, 0) << c.name;
+      EXPECT_LE(std::max(p.dim_qk, p.dim_v), 256) << c.name;
+      EXPECT_TRUE(std::isfinite(p.scale) && p.scale != 0) << c.name;
+      for (std::int32_t n : c.cache_lengths) EXPECT_LE(n, p.seq_k) << c.name;
+      EXPECT_EQ(c.lengths_q.size(), c.lengths_k.size()) << c.name;
+    }
+  }
+}
+
+TEST(Suites, pairs_counted_by_rows_are_those_the_oracle_sees) {
+  for (const char* name : {"quick", "hostile"}) {
+    for (const Case& c : suite(name)) {
+      if (c.problem.dtype != DType::kFloat32) continue;
+      EXPECT_EQ(c.visible_pairs(), oracle::count_visible_pairs(make_inputs(c))) << c.name;
+    }
+  }
+}
+
+TEST(Suites, flops_and_bytes_of_a_case_done_by_hand) {
+  Case c;
+  c.problem.op = AttentionOp::kForward;
+  c.problem.dtype = DType::kBFloat16;
+  c.problem.batch = 2;
+  c.problem.seq_q = c.problem.seq_k = 4;
+  c.problem.heads_q = 4;
+  c.problem.heads_kv = 2;
+  c.problem.dim_qk = 16;
+  c.problem.dim_v = 8;
+  c.problem.causal = true;
+  c.problem.with_lse = true;
+  EXPECT_EQ(c.visible_pairs(), 2 * 10);
+  EXPECT_EQ(c.flops(), 2.0 * 20 * 4 * (16 + 8));
+  // q 2*4*4*16, o 2*4*4*8, k 2*4*2*16, v 2*4*2*8, all of 2 bytes; lse 2*4*4 of 4
+  EXPECT_EQ(c.bytes(), 2.0 * (512 + 256 + 256 + 128) + 4.0 * 32);
+  c.problem.op = AttentionOp::kBackward;
+  EXPECT_EQ(c.flops(), 2.0 * 20 * 4 * (3 * 16 + 2 * 8));
+}
+
+// The backward's suite has what its contract has, in both modes, for the types that GPUs take.
+TEST(Suites, full_covers_the_backward_contract_in_both_modes) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const bool deterministic : {false, true}) {
+      std::set<std::int64_t> dims;
+      std::set<std::string> met;
+      for (const Case& c : suite("full")) {
+        const AttentionProblem& p = c.problem;
+        if (p.op != AttentionOp::kBackward || p.dtype != dtype || p.deterministic != deterministic) continue;
+        if (p.dim_qk == p.dim_v && p.causal) dims.insert(p.dim_qk);
+        const auto meet = [&](bool here, const char* what) {
+          if (here) met.insert(what);
+        };
+        meet(p.dim_qk > p.dim_v, "Dqk > Dv");
+        meet(p.dim_qk < p.dim_v, "Dqk < Dv");
+        meet(p.heads_q > p.heads_kv && p.heads_kv > 1, "GQA");
+        meet(p.heads_q > 1 && p.heads_kv == 1, "MQA");
+        meet(p.with_dlse, "dlse");
+        meet(p.causal && p.seq_q < p.seq_k && p.alignment == Alignment::kTopLeft, "causal top-left");
+        meet(p.causal && p.seq_q < p.seq_k && p.alignment == Alignment::kBottomRight, "causal bottom-right");
+        meet(p.causal && p.seq_q > p.seq_k && p.alignment == Alignment::kBottomRight, "masked rows");
+        meet(p.window_left >= 0 && p.window_right >= 0, "window");
+        meet(p.softcap > 0, "softcap");
+        meet(p.alibi, "alibi");
+        meet(p.scale < 0, "negative scale");
+        meet(p.varlen && std::count(c.lengths_q.begin(), c.lengths_q.end(), 0) > 0, "empty queries");
+        meet(p.varlen && std::count(c.lengths_k.begin(), c.lengths_k.end(), 0) > 0, "empty keys");
+        meet(c.layout == Layout::kHeadsMajor, "heads major");
+        meet(c.layout == Layout::kPadded, "padded");
+        meet(c.layout == Layout::kUnaligned, "unaligned");
+        for (const std::int64_t edge : {1, 63, 64, 65, 127, 128, 129, 257}) {
+          meet(p.seq_q == edge, ("Sq " + std::to_string(edge)).c_str());
+          meet(p.seq_k == edge, ("Sk " + std::to_string(edge)).c_str());
+        }
+      }
+      for (const std::int64_t d : {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256}) {
+        EXPECT_TRUE(dims.count(d)) << name_of(dtype) << " D " << d << " deterministic " << deterministic;
+      }
+      EXPECT_EQ(met.size(), 17U + 16U) << name_of(dtype) << " deterministic " << deterministic;
+    }
+  }
+}
+
+TEST(Inputs, are_the_same_on_every_platform) {
+  const Case c = suite("quick").front();
+  const oracle::Inputs in = make_inputs(c);
+  EXPECT_EQ(in.q.data, make_inputs(c).q.data);
+  // Exact values: the generator uses no library function whose last bit may differ.
+  EXPECT_EQ(in.q.data[0], -0x1.ce7524p-3);
+  EXPECT_EQ(in.v.data[7], 0x1.d179a2p-1);
+  double sum = 0, squares = 0;
+  for (double x : in.q.data) {
+    sum += x;
+    squares += x * x;
+  }
+  const auto n = static_cast<double>(in.q.data.size());
+  EXPECT_NEAR(sum / n, 0, 0.05);
+  EXPECT_NEAR(squares / n, 1, 0.05);
+}
+
+TEST(Inputs, hostile_logits_are_as_large_as_their_names_say) {
+  std::set<Distribution> met;
+  for (const Case& c : suite("hostile")) {
+    const double size = c.distribution == Distribution::kLogits1e4 ? 1e4 : 120;
+    if (c.distribution != Distribution::kLogits120 && c.distribution != Distribution::kLogits1e4 &&
+        c.distribution != Distribution::kLogitsMinus120) {
+      continue;
+    }
+    if (c.problem.op != AttentionOp::kForward || c.problem.varlen) continue;
+    const oracle::Inputs in = make_inputs(c);
+    for (std::int64_t j = 0; j < c.problem.seq_k; ++j) {
+      double logit = 0;
+      for (std::int64_t d = 0; d < c.problem.dim_qk; ++d) logit += in.q.at(0, 0, 0, d) * in.k.at(0, j, 0, d);
+      logit *= c.problem.scale;
+      EXPECT_NEAR(std::abs(logit), size, size / 20) << c.name;
+      EXPECT_TRUE(c.distribution != Distribution::kLogitsMinus120 || logit < 0);
+    }
+    met.insert(c.distribution);
+  }
+  EXPECT_EQ(met.size(), 3U);
+}
+
+TEST(Inputs, values_no_sequence_uses_are_nan_and_never_reach_the_oracle) {
+  for (const Case& c : suite("quick")) {
+    if (c.problem.dtype != DType::kFloat32) continue;
+    const oracle::Outputs out = oracle::attention(make_inputs(c));
+    for (const oracle::HostTensor* t : {&out.o, &out.lse, &out.dq, &out.dk, &out.dv}) {
+      for (double x : t->data) ASSERT_FALSE(std::isnan(x)) << c.name;
+    }
+  }
+}
+
+// The rule must be tight enough to see the smallest mistake a kernel makes: one key of 65 left out at the end, which
+// under a causal mask only the last query misses.
+TEST(Judge, one_key_left_out_fails_in_every_type) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const AttentionOp op : {AttentionOp::kForward, AttentionOp::kBackward}) {
+      for (const Case& c : suite("quick")) {
+        const AttentionProblem& p = c.problem;
+        if (p.dtype != dtype || p.op != op || p.seq_q != 65 || !p.causal) continue;
+        const oracle::Inputs in = make_inputs(c);
+        const oracle::Outputs exact = oracle::attention(in), plain = oracle::plain_attention(in);
+        oracle::Inputs less = in;
+        less.problem.seq_k = 64;
+        for (oracle::HostTensor* t : {&less.k, &less.v}) {
+          t->shape[1] = 64;
+          t->data.resize(static_cast<std::size_t>(t->offset(1, 0, 0)));
+        }
+        oracle::Outputs wrong = oracle::plain_attention(less);
+        EXPECT_TRUE(verify::judge(plain.o, exact.o, plain.o, dtype, c.floor).pass);
+        EXPECT_FALSE(verify::judge(wrong.o, exact.o, plain.o, dtype, c.floor).pass) << c.name;
+        EXPECT_FALSE(verify::judge(wrong.lse, exact.lse, plain.lse, DType::kFloat32, c.floor).pass) << c.name;
+        if (op != AttentionOp::kBackward) continue;
+        EXPECT_FALSE(verify::judge(wrong.dq, exact.dq, plain.dq, dtype, c.floor).pass) << c.name;
+        for (auto member : {&oracle::Outputs::dk, &oracle::Outputs::dv}) {
+          oracle::HostTensor& t = wrong.*member;
+          t.shape[1] = 65;
+          t.data.resize((exact.*member).data.size(), 0.0);
+          EXPECT_FALSE(verify::judge(t, exact.*member, plain.*member, dtype, c.floor).pass) << c.name;
+        }
+      }
+    }
+  }
+}
+
+// Of the tensors that the op writes.
+std::string damage_of(Buffers& buffers) {
+  for (const Buffer* buffer : buffers.buffers()) {
+    if (std::string damage = buffer->written ? buffer->damage() : ""; !damage.empty()) return damage;
+  }
+  return {};
+}
+
+TEST(Buffers, strides_lead_to_the_values_and_gaps_are_nan) {
+  for (Layout layout : {Layout::kCompact, Layout::kHeadsMajor, Layout::kPadded}) {
+    Case c = suite("quick").front();
+    c.layout = layout;
+    const oracle::Inputs in = make_inputs(c);
+    Buffers buffers(c, in, nullptr);
+    const tessera_attention args = buffers.args();
+    const auto* data = static_cast<const float*>(args.q->data);
+    for (std::int64_t b = 0; b < args.q->shape[0]; ++b) {
+      for (std::int64_t s = 0; s < args.q->shape[1]; ++s) {
+        for (std::int64_t h = 0; h < args.q->shape[2]; ++h) {
+          const float* row = data + b * args.q->strides[0] + s * args.q->strides[1] + h * args.q->strides[2];
+          ASSERT_EQ(row[0], in.q.at(b, s, h, 0));
+          ASSERT_EQ(row[args.q->shape[3] - 1], in.q.at(b, s, h, args.q->shape[3] - 1));
+          ASSERT_TRUE(layout != Layout::kPadded || std::isnan(row[args.q->shape[3]]));
+        }
+      }
+    }
+    EXPECT_TRUE(std::isnan(static_cast<const float*>(args.out->data)[0]));
+    EXPECT_EQ(damage_of(buffers), "");
+  }
+}
+
+TEST(Buffers, shapes_without_values_are_filled_with_finite_ones) {
+  for (const Case& c : suite("quick")) {
+    const oracle::Inputs shapes = make_shapes(c);
+    Buffers buffers(c, shapes, nullptr);
+    ASSERT_EQ(buffers.buffers().size(), Buffers(c, make_inputs(c), nullptr).buffers().size()) << c.name;
+    if (c.problem.dtype != DType::kFloat32) continue;
+    const tessera_attention args = buffers.args();
+    const auto* q = static_cast<const float*>(args.q->data);
+    EXPECT_TRUE(std::isfinite(q[0]) && q[0] != 0) << c.name;
+    EXPECT_TRUE(c.problem.op == AttentionOp::kBackward || std::isnan(static_cast<const float*>(args.out->data)[0]));
+  }
+}
+
+TEST(Buffers, results_come_back_and_a_write_into_a_gap_is_seen) {
+  Case c = suite("quick").front();
+  c.layout = Layout::kPadded;
+  c.problem.dtype = DType::kBFloat16;
+  const oracle::Inputs in = make_inputs(c);
+  const oracle::Outputs expected = oracle::attention(in);
+  Buffers buffers(c, in, nullptr);
+  EXPECT_TRUE(std::isnan(buffers.results(expected).o.data[0]));
+  const tessera_attention args = buffers.args();
+  auto* out = static_cast<std::uint16_t*>(args.out->data);
+  out[args.out->strides[1]] = verify::to_bits16(DType::kBFloat16, 2.5);
+  EXPECT_EQ(buffers.results(expected).o.at(0, 1, 0, 0), 2.5);
+  EXPECT_EQ(damage_of(buffers), "");
+  out[args.out->shape[3]] = 0;
+  EXPECT_NE(damage_of(buffers), "");
+  for (Buffer* buffer : buffers.buffers()) {
+    if (buffer->written) buffer->poison();
+  }
+  EXPECT_EQ(damage_of(buffers), "");
+  EXPECT_TRUE(std::isnan(buffers.results(expected).o.at(0, 1, 0, 0)));
+}
+
+// dK with all queries alike, P and dS rounded as kernels may: P before it goes into dS, too.
+oracle::HostTensor dk_by_hand(const oracle::Inputs& in, const oracle::Outputs& exact, double wrong_delta) {
+  const AttentionProblem& p = in.problem;
+  const auto rounded = [&](double x) { return verify::round_to(p.dtype, x); };
+  oracle::HostTensor dk(1, p.seq_k, p.heads_kv, p.dim_qk);
+  for (std::int64_t h = 0; h < p.heads_q; ++h) {
+    for (std::int64_t i = 0; i < p.seq_q; ++i) {
+      double delta = wrong_delta;
+      for (std::int64_t d = 0; d < p.dim_v; ++d) delta += rounded(exact.o.at(0, i, h, d)) * in.d_o.at(0, i, h, d);
+      for (std::int64_t j = 0; j < p.seq_k; ++j) {
+        if (!oracle::is_visible(p, i, j, p.seq_q, p.seq_k)) continue;
+        double score = 0, dp = 0;
+        for (std::int64_t d = 0; d < p.dim_qk; ++d) score += in.q.at(0, i, h, d) * in.k.at(0, j, 0, d);
+        for (std::int64_t d = 0; d < p.dim_v; ++d) dp += in.d_o.at(0, i, h, d) * in.v.at(0, j, 0, d);
+        const double weight = rounded(std::exp(score * static_cast<double>(p.scale) - exact.lse.at(0, h, i)));
+        const double ds = rounded(weight * (dp - delta));
+        for (std::int64_t d = 0; d < p.dim_qk; ++d) dk.at(0, j, 0, d) += ds * in.q.at(0, i, h, d);
+      }
+    }
+  }
+  for (double& x : dk.data) x = rounded(x * static_cast<double>(p.scale));
+  return dk;
+}
+
+TEST(Judge, a_row_does_not_fail_by_the_luck_of_the_plain_computation) {
+  int judged = 0;
+  for (const Case& c : suite("hostile")) {
+    if (c.problem.op != AttentionOp::kBackward || c.problem.dtype == DType::kFloat32) continue;
+    if (c.distribution != Distribution::kSink || c.problem.window_left < 0 || c.problem.seq_q != 90) continue;
+    const oracle::Inputs in = make_inputs(c);
+    const oracle::Outputs exact = oracle::attention(in), plain = oracle::plain_attention(in);
+    const auto ratio = [&](double wrong_delta) {
+      return verify::judge(dk_by_hand(in, exact, wrong_delta), exact.dk, plain.dk, c.problem.dtype, c.floor).ratio;
+    };
+    EXPECT_LT(ratio(0), 1) << c.name;
+    EXPECT_GT(ratio(0.5), 1) << c.name;  // of about 9
+    ++judged;
+  }
+  EXPECT_EQ(judged, 8);  // four throws in each 16-bit type
+}
+
+}  // namespace
+}  // namespace tessera::cases

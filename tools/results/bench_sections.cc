@@ -1,0 +1,225 @@
+// The report's sections that put what `tessera bench` measured beside the comparison with peers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "results/charts.h"
+#include "results/html.h"
+#include "results/sections.h"
+
+namespace tessera::results {
+namespace {
+
+// "Tessera / fa2" columns: the peer's time divided by ours, for each peer that ran.
+void add_ratio_heads(std::vector<std::string>& head, const std::vector<std::string>& entrants) {
+  for (const std::string& e : entrants) {
+    if (!is_ours(e)) head.push_back("Tessera / " + e);
+  }
+}
+
+void add_ratios(std::vector<std::string>& line, const View& view, const std::string& cell,
+                const std::vector<std::string>& entrants) {
+  const TimingRow* ours = view.find(cell, "tessera");
+  for (const std::string& e : entrants) {
+    if (is_ours(e)) continue;
+    const TimingRow* r = view.find(cell, e);
+    const bool both = ours != nullptr && ours->ok() && ours->median > 0 && r != nullptr && r->ok() && r->median > 0;
+    line.push_back(both ? ratio_cell(r->median / ours->median) : "-");
+  }
+}
+
+std::string bandwidth_table(const View& view) {
+  const std::vector<std::string> entrants = view.ran();
+  std::vector<std::string> head{view.how.cell_title};
+  head.insert(head.end(), entrants.begin(), entrants.end());
+  add_ratio_heads(head, entrants);
+  HtmlTable table(head);
+  for (const std::string& cell : view.cells()) {
+    std::vector<std::string> line{escaped(cell)};
+    for (const std::string& e : entrants) {
+      const TimingRow* r = view.find(cell, e);
+      if (r == nullptr || !r->ok()) {
+        line.push_back(status_cell(r));
+        continue;
+      }
+      std::string text = microseconds(r->median);
+      if (r->graph > 0) text += " / " + microseconds(r->graph);
+      line.push_back(text + fmt::format(" / {:.2f}", r->bandwidth() / 1e12));
+    }
+    add_ratios(line, view, cell, entrants);
+    table.row(line);
+  }
+  const std::string through = served_through(view);
+  return fmt::format("<p class=\"soft\">{}{}</p>", escaped(view.how.caption),
+                     through.empty() ? "" : " Tessera ran " + escaped(through) + ".") +
+         table.done();
+}
+
+std::string bench_bandwidth_table(const Presentation& how, const std::vector<TimingRow>& bench) {
+  HtmlTable table({how.label, "median, us", "GB/s", "of the measured copy"});
+  bool any = false;
+  for (const TimingRow& r : bench) {
+    if (!how.takes(r) || !r.ok()) continue;
+    any = true;
+    table.row({escaped(r.cell), microseconds(r.median), fmt::format("{:.0f}", r.bandwidth() / 1e9),
+               fmt::format("{:.0f} %", 100 * r.part_of_ceiling)});
+  }
+  return any ? "<p></p>" + table.done() : "";
+}
+
+// Names of the fields that any of the rows has, in the order of their first appearance.
+template <class Rows>
+std::vector<std::string> field_names(const Rows& rows) {
+  std::vector<std::string> names;
+  for (const TimingRow& r : rows) {
+    for (auto at = r.fields.begin(); at != r.fields.end(); ++at) {
+      if (std::find(names.begin(), names.end(), at.key()) == names.end()) names.push_back(at.key());
+    }
+  }
+  return names;
+}
+
+void add_fields(std::vector<std::string>& line, const TimingRow& row, const std::vector<std::string>& names) {
+  for (const std::string& name : names) line.push_back(escaped(field_text(row.fields, name)));
+}
+
+// "12.3 / 456.7 / 1.23": microseconds, TFLOP/s and TB/s; "-" for what was not counted.
+std::string speed_text(const TimingRow& r) {
+  return fmt::format("{} / {} / {}", microseconds(r.median), r.flops > 0 ? fmt::format("{:.1f}", r.rate() / 1e12) : "-",
+                     r.bytes > 0 ? fmt::format("{:.2f}", r.bandwidth() / 1e12) : "-");
+}
+
+std::string plain_table(const View& view) {
+  const std::vector<std::string> entrants = view.ran(), fields = field_names(view.rows);
+  std::vector<std::string> head{"cell"};
+  head.insert(head.end(), fields.begin(), fields.end());
+  head.insert(head.end(), entrants.begin(), entrants.end());
+  add_ratio_heads(head, entrants);
+  HtmlTable table(head);
+  for (const std::string& cell : view.cells()) {
+    std::vector<std::string> line{escaped(cell)};
+    const auto first = std::find_if(view.rows.begin(), view.rows.end(), [&](const auto& r) { return r.cell == cell; });
+    add_fields(line, *first, fields);
+    for (const std::string& e : entrants) {
+      const TimingRow* r = view.find(cell, e);
+      line.push_back(r != nullptr && r->ok() ? speed_text(*r) : status_cell(r));
+    }
+    add_ratios(line, view, cell, entrants);
+    table.row(line);
+  }
+  return "<p class=\"soft\">Microseconds around the call / TFLOP/s / TB/s.</p>" + table.done();
+}
+
+std::string plain_bench_table(const std::vector<TimingRow>& rows) {
+  const std::vector<std::string> fields = field_names(rows);
+  std::vector<std::string> head{"case in tessera bench"};
+  head.insert(head.end(), fields.begin(), fields.end());
+  for (const char* title : {"us / TFLOP/s / TB/s", "p95, us", "of the ceiling"}) head.emplace_back(title);
+  HtmlTable table(head);
+  for (const TimingRow& r : rows) {
+    std::vector<std::string> line{escaped(r.cell)};
+    add_fields(line, r, fields);
+    if (r.ok()) {
+      line.insert(line.end(), {speed_text(r), microseconds(r.p95), fmt::format("{:.0f} %", 100 * r.part_of_ceiling)});
+    } else {
+      line.insert(line.end(), {status_cell(&r), "", ""});
+    }
+    table.row(line);
+  }
+  return "<p></p>" + table.done();
+}
+
+}  // namespace
+
+std::string served_through(const View& view) {
+  std::set<std::string> ways;
+  for (const TimingRow* r : view.ours()) {
+    if (r->ok() && !r->detail.empty()) ways.insert(r->detail);
+  }
+  std::string text;
+  for (const std::string& way : ways) text += (text.empty() ? "" : " and ") + way;
+  return text;
+}
+
+std::string roofline_section(const Comparison& c, const RunRow& bench) {
+  const Json ceilings = bench.facts.value("ceilings", Json::object());
+  const double bandwidth = number_at(ceilings, "copy_bytes_per_s");
+  std::vector<std::pair<std::string, double>> peaks;
+  for (auto at = ceilings.begin(); at != ceilings.end(); ++at) {
+    if (at.value().is_number() && at.key() != "copy_bytes_per_s")
+      peaks.emplace_back(at.key(), at.value().get<double>());
+  }
+  if (bandwidth == 0 || peaks.empty()) return {};
+  std::vector<std::string> families;
+  for (const TimingRow& r : c.rows) {
+    if (std::find(families.begin(), families.end(), r.family) == families.end()) families.push_back(r.family);
+  }
+  std::string out;
+  for (const std::string& family : families) {
+    const std::vector<std::string> entrants = entrants_of(c.rows, family);
+    std::vector<Series> series;
+    for (const std::string& entrant : entrants) {
+      Series s{entrant, {}, false};
+      for (const TimingRow& r : c.rows) {
+        if (r.family != family || r.entrant != entrant || !r.ok() || r.bytes <= 0 || r.rate() <= 0) continue;
+        s.points.emplace_back(r.flops / r.bytes, r.rate());
+      }
+      if (!s.points.empty()) series.push_back(std::move(s));
+    }
+    if (series.empty()) continue;
+    if (families.size() > 1) out += "<h3>" + escaped(family) + "</h3>";
+    out += legend_of(entrants) + "<div class=\"wide\">" + roofline_chart(series, bandwidth, peaks) + "</div>";
+  }
+  if (out.empty()) return out;
+  return "<h2>Roofline</h2>" + out +
+         fmt::format(
+             "<p class=\"soft\">Ceilings measured on this GPU by <code>tessera bench</code>: a copy at {:.2f} "
+             "TB/s, and the tensor cores through mma.sync, which Hopper's wgmma can exceed.</p>",
+             bandwidth / 1e12);
+}
+
+std::string bandwidth_sections(const Comparison* c, const std::vector<TimingRow>& bench) {
+  std::string out, section;
+  for (const Presentation& how : presentations()) {
+    if (how.form != Form::kBandwidth) continue;
+    std::string tables;
+    for (const View* view : c != nullptr ? c->of_form(Form::kBandwidth) : std::vector<const View*>()) {
+      if (view->how.family == how.family && view->how.op == how.op) tables += bandwidth_table(*view);
+    }
+    tables += bench_bandwidth_table(how, bench);
+    if (tables.empty()) continue;
+    if (how.section != section) out += "<h2>" + escaped(how.section) + "</h2>";
+    section = how.section;
+    out += tables;
+  }
+  return out;
+}
+
+std::string plain_sections(const Comparison* c, const std::vector<TimingRow>& bench) {
+  std::vector<View> views;
+  if (c != nullptr) {
+    for (const View* view : c->of_form(Form::kPlain)) views.push_back(*view);
+  }
+  // Cases of `tessera bench` whose op has a presentation are not listed one by one: the comparison has their shapes.
+  std::vector<TimingRow> unpresented;
+  for (const TimingRow& r : bench) {
+    if (!is_presented(r.family, r.op)) unpresented.push_back(r);
+  }
+  std::vector<View> benches = views_of(unpresented);
+  std::string out;
+  for (const View& view : views) {
+    out += "<h2>" + escaped(view.how.section) + "</h2>" + plain_table(view);
+    for (View& b : benches) {
+      if (b.how.family != view.how.family || b.how.op != view.how.op) continue;
+      out += plain_bench_table(b.rows);
+      b.rows.clear();
+    }
+  }
+  for (const View& b : benches) {
+    if (!b.rows.empty()) out += "<h2>" + escaped(b.how.section) + "</h2>" + plain_bench_table(b.rows);
+  }
+  return out;
+}
+
+}  // namespace tessera::results

@@ -1,0 +1,224 @@
+#include "results/charts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+
+#include "results/html.h"
+
+namespace tessera::results {
+namespace {
+
+constexpr double kWidth = 330, kHeight = 220, kLeft = 42, kRight = 10, kTop = 26, kBottom = 30;
+
+// The area between the axes, and the two scales that map values onto it.
+struct Frame {
+  double x_min, x_max, y_min, y_max;
+  double width = kWidth, height = kHeight;
+  double x(double v) const { return kLeft + (v - x_min) / (x_max - x_min) * (width - kLeft - kRight); }
+  double y(double v) const { return height - kBottom - (v - y_min) / (y_max - y_min) * (height - kTop - kBottom); }
+};
+
+// 1, 2 or 5 times a power of ten, so that the range has about four steps.
+double step_for(double range) {
+  const double raw = range / 4;
+  const double power = std::pow(10, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= raw) return factor * power;
+  }
+  return 10 * power;
+}
+
+std::string short_number(double v) {
+  if (v >= 1024 && std::fmod(v, 1024) == 0) return fmt::format("{:.0f}k", v / 1024);
+  return fmt::format("{:g}", v);
+}
+
+std::string open_svg(double width, double height, const std::string& label) {
+  return fmt::format("<svg class=\"chart\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">", width, height,
+                     escaped(label));
+}
+
+std::string grid_line(double x1, double y1, double x2, double y2) {
+  return fmt::format("<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>", x1, y1, x2, y2);
+}
+
+std::string text_at(double x, double y, const char* anchor, const std::string& text, const char* style = "tick") {
+  return fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", style, x, y, anchor,
+                     escaped(text));
+}
+
+}  // namespace
+
+std::string series_class(const std::string& entrant) {
+  static const std::map<std::string, int> known{
+      {"tessera", 0}, {"tessera-det", 1}, {"fa2", 2},        {"cudnn", 3},      {"efficient", 4}, {"math", 5},
+      {"flex", 6},    {"fa3", 7},         {"flash_attn", 2}, {"flashinfer", 4}, {"fa2-det", 5},   {"cudnn-det", 6}};
+  if (const auto at = known.find(entrant); at != known.end()) return fmt::format("s{}", at->second);
+  // Any other name takes one of the peers' colours, chosen by its letters alone.
+  unsigned sum = 0;
+  for (const char c : entrant) sum = sum * 31 + static_cast<unsigned char>(c);
+  return fmt::format("s{}", 2 + sum % 6);
+}
+
+std::string chart_style() {
+  constexpr const char* kLight[] = {"#d9480f", "#f08c00", "#1864ab", "#2b8a3e",
+                                    "#5f3dc4", "#868e96", "#0b7285", "#a61e4d"};
+  constexpr const char* kDark[] = {"#ff922b", "#ffd43b", "#4dabf7", "#69db7c",
+                                   "#b197fc", "#adb5bd", "#3bc9db", "#f783ac"};
+  const auto colours = [](const char* const(&list)[8]) {
+    std::string text;
+    for (int n = 0; n < 8; ++n) {
+      text += fmt::format(".s{0}{{stroke:{1}}}.f{0}{{fill:{1}}}", n, list[n]);
+    }
+    return text;
+  };
+  return ".chart{width:100%;height:auto;font-family:system-ui,sans-serif}.grid{stroke:#d5d8dc;stroke-width:1}"
+         ".tick{font-size:10px;fill:#5c636a}.title{font-size:12px;font-weight:600;fill:#212529}"
+         ".line{fill:none;stroke-width:1.8}.dashed{stroke-dasharray:4 "
+         "3}.roof{fill:none;stroke:#5c636a;stroke-width:1.5}" +
+         colours(kLight) +
+         "@media(prefers-color-scheme:dark){.grid{stroke:#343a40}.tick{fill:#adb5bd}.title{fill:#f1f3f5}"
+         ".roof{stroke:#adb5bd}" +
+         colours(kDark) + "}";
+}
+
+std::string line_chart(const std::string& title, const std::string& x_title, const std::string& unit,
+                       const std::vector<Series>& series) {
+  double x_min = 1e300, x_max = -1e300, y_max = 0;
+  std::vector<double> columns;
+  for (const Series& s : series) {
+    for (const auto& [x, y] : s.points) {
+      x_min = std::min(x_min, std::log2(x));
+      x_max = std::max(x_max, std::log2(x));
+      y_max = std::max(y_max, y);
+      columns.push_back(x);
+    }
+  }
+  std::string out = open_svg(kWidth, kHeight, title);
+  out += text_at(kLeft - 34, 15, "start", title, "title");
+  if (columns.empty()) return out + text_at(kWidth / 2, kHeight / 2, "middle", "nothing was measured") + "</svg>";
+  if (x_max == x_min) x_max = x_min + 1;
+  const Frame frame{x_min, x_max, 0, y_max * 1.08};
+  const double step = step_for(frame.y_max);
+  for (double v = 0; v <= frame.y_max; v += step) {
+    out += grid_line(kLeft, frame.y(v), kWidth - kRight, frame.y(v));
+    out += text_at(kLeft - 5, frame.y(v) + 3, "end", short_number(v));
+  }
+  std::sort(columns.begin(), columns.end());
+  columns.erase(std::unique(columns.begin(), columns.end()), columns.end());
+  for (const double x : columns) {
+    out += text_at(frame.x(std::log2(x)), kHeight - kBottom + 14, "middle", short_number(x));
+  }
+  out += text_at(kWidth - kRight, kHeight - 3, "end", x_title + "; " + unit);
+  for (const Series& s : series) {
+    std::string path;
+    for (const auto& [x, y] : s.points) {
+      path += fmt::format("{}{:.1f},{:.1f}", path.empty() ? "" : " ", frame.x(std::log2(x)), frame.y(y));
+    }
+    const std::string colour = series_class(s.name);
+    out += fmt::format("<polyline class=\"line {}{}\" points=\"{}\"/>", colour, s.dashed ? " dashed" : "", path);
+    for (const auto& [x, y] : s.points) {
+      out += fmt::format(
+          "<circle class=\"f{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.6\"><title>{} at {}: {:.4g} {}</title></circle>",
+          colour.substr(1), frame.x(std::log2(x)), frame.y(y), escaped(s.name), short_number(x), y, unit);
+    }
+  }
+  return out + "</svg>";
+}
+
+std::string roofline_chart(const std::vector<Series>& series, double bandwidth,
+                           const std::vector<std::pair<std::string, double>>& peaks) {
+  constexpr double kWide = 680, kTall = 320;
+  double top = 1, x_max = 100, x_min = 10, y_min = 1e300;
+  for (const auto& peak : peaks) top = std::max(top, peak.second);
+  for (const Series& s : series) {
+    for (const auto& [x, y] : s.points) {
+      x_max = std::max(x_max, x);
+      x_min = std::min(x_min, x);
+      y_min = std::min(y_min, y);
+      top = std::max(top, y);
+    }
+  }
+  if (y_min > top) y_min = top / 100;
+  const Frame frame{std::floor(std::log10(x_min)),
+                    std::ceil(std::log10(x_max)),
+                    std::floor(std::log10(y_min)),
+                    std::log10(top * 1.4),
+                    kWide,
+                    kTall};
+  std::string out = open_svg(kWide, kTall, "roofline");
+  for (double v = frame.x_min; v <= frame.x_max; v += 1) {
+    out += grid_line(frame.x(v), kTop, frame.x(v), kTall - kBottom);
+    out += text_at(frame.x(v), kTall - kBottom + 14, "middle", fmt::format("{:g}", std::pow(10, v)));
+  }
+  for (double v = std::ceil(frame.y_min); v <= frame.y_max; v += 1) {
+    out += grid_line(kLeft, frame.y(v), kWide - kRight, frame.y(v));
+    out += text_at(kLeft - 5, frame.y(v) + 3, "end", fmt::format("{:g}", std::pow(10, v) / 1e12));
+  }
+  out += text_at(kWide - kRight, kTall - 3, "end", "operations per byte of compulsory traffic; TFLOP/s");
+  for (const auto& [name, peak] : peaks) {
+    std::string path;
+    for (double v = frame.x_min; v <= frame.x_max + 1e-9; v += (frame.x_max - frame.x_min) / 120) {
+      const double y = std::log10(std::min(peak, bandwidth * std::pow(10, v)));
+      if (y >= frame.y_min) path += fmt::format("{:.1f},{:.1f} ", frame.x(v), frame.y(y));
+    }
+    out += fmt::format("<polyline class=\"roof\" points=\"{}\"/>", path);
+    out += text_at(kWide - kRight - 4, frame.y(std::log10(peak)) - 4, "end",
+                   fmt::format("{}: {:.0f} TFLOP/s", name, peak / 1e12));
+  }
+  for (const Series& s : series) {
+    for (const auto& [x, y] : s.points) {
+      out += fmt::format(
+          "<circle class=\"f{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" opacity=\"0.8\"><title>{}: {:.0f} TFLOP/s at "
+          "{:.0f} "
+          "operations per byte</title></circle>",
+          series_class(s.name).substr(1), frame.x(std::log10(x)), frame.y(std::log10(y)), escaped(s.name), y / 1e12, x);
+    }
+  }
+  return out + "</svg>";
+}
+
+std::string picture_of(const std::vector<std::string>& charts, const std::vector<std::string>& legend) {
+  constexpr std::size_t kAcross = 2;
+  const std::size_t rows = (charts.size() + kAcross - 1) / kAcross;
+  const double width = kAcross * kWidth, height = static_cast<double>(rows) * kHeight + 26;
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
+      "height=\"{1}\"><style>{2}</style>",
+      width, height, chart_style());
+  double at = 12;
+  for (const std::string& name : legend) {
+    out += fmt::format("<line class=\"line {}\" x1=\"{}\" y1=\"13\" x2=\"{}\" y2=\"13\"/>", series_class(name), at,
+                       at + 18);
+    out += text_at(at + 23, 17, "start", name, "title");
+    at += 40 + 8.0 * static_cast<double>(name.size());
+  }
+  for (std::size_t n = 0; n < charts.size(); ++n) {
+    // Each chart is an <svg> element: a position and a size place it.
+    std::string chart = charts[n];
+    const std::size_t column = n % kAcross, row = n / kAcross;
+    const std::string place =
+        fmt::format("<svg x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" ", static_cast<double>(column) * kWidth,
+                    26 + static_cast<double>(row) * kHeight, kWidth, kHeight);
+    chart.replace(0, std::string("<svg class=\"chart\" ").size(), place);
+    out += chart;
+  }
+  return out + "</svg>\n";
+}
+
+std::string legend_of(const std::vector<std::string>& entrants) {
+  std::string out = "<p class=\"legend\">";
+  for (const std::string& name : entrants) {
+    out += fmt::format(
+        "<span><svg viewBox=\"0 0 20 10\" width=\"20\" height=\"10\" aria-hidden=\"true\"><line class=\"line "
+        "{}\" x1=\"0\" y1=\"5\" x2=\"20\" y2=\"5\"/></svg> {}</span> ",
+        series_class(name), escaped(name));
+  }
+  return out + "</p>";
+}
+
+}  // namespace tessera::results

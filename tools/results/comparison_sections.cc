@@ -1,0 +1,254 @@
+// The report's sections about the comparison with peers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "results/charts.h"
+#include "results/html.h"
+#include "results/sections.h"
+
+namespace tessera::results {
+namespace {
+
+double x_of(const View& view, const TimingRow& row) { return row.fields.at(view.how.x.field).get<double>(); }
+
+GroupValues values_of(const View& view, const TimingRow& row) {
+  GroupValues values;
+  for (const Group& g : view.how.groups) values.push_back(row.fields.at(g.field));
+  return values;
+}
+
+std::vector<Series> speed_series(const View& view, const GroupValues& values) {
+  std::vector<Series> list;
+  for (const std::string& entrant : view.entrants) {
+    Series s{entrant, {}, entrant == "tessera-det"};
+    for (const TimingRow& r : view.rows) {
+      if (r.entrant == entrant && r.ok() && values_of(view, r) == values) {
+        s.points.emplace_back(x_of(view, r), r.rate() / 1e12);
+      }
+    }
+    if (!s.points.empty()) list.push_back(std::move(s));
+  }
+  return list;
+}
+
+// Groups by x values: Tessera's speed divided by one peer's.
+std::string ratio_table(const View& view, const std::string& peer) {
+  std::map<std::string, double> by_cell;
+  for (const Ratio& r : ratios(view, "tessera", peer)) by_cell[r.cell] = r.value;
+  if (by_cell.empty()) return {};
+  std::set<double> columns;
+  for (const TimingRow& r : view.rows) columns.insert(x_of(view, r));
+  std::vector<std::string> head{fmt::format("{}, {}", view.how.label, peer)};
+  for (const double x : columns) head.push_back(fmt::format("{} = {}", view.how.x.symbol, x));
+  HtmlTable table(head);
+  for (const GroupValues& values : groups_of(view)) {
+    std::vector<std::string> line{escaped(text_of(view, values))};
+    for (const double x : columns) {
+      std::string cell = "-";
+      for (const TimingRow* r : view.ours()) {
+        if (values_of(view, *r) != values || x_of(view, *r) != x) continue;
+        const auto known = by_cell.find(r->cell);
+        cell = known != by_cell.end() ? ratio_cell(known->second)
+               : !r->ok()             ? status_cell(r)
+                                      : status_cell(view.find(r->cell, peer));
+      }
+      line.push_back(cell);
+    }
+    table.row(line);
+  }
+  return table.done();
+}
+
+std::string latency_table(const View& view) {
+  std::vector<std::string> head{fmt::format("{}, microseconds", view.how.label)};
+  for (const std::string& e : view.entrants) head.push_back(e);
+  HtmlTable table(head);
+  for (const std::string& cell : view.cells()) {
+    std::vector<std::string> line{escaped(cell)};
+    for (const std::string& e : view.entrants) {
+      const TimingRow* r = view.find(cell, e);
+      if (r == nullptr || !r->ok()) {
+        line.push_back(status_cell(r));
+        continue;
+      }
+      std::string text = microseconds(r->median);
+      if (r->graph > 0) text += " / " + microseconds(r->graph);
+      if (r->host > 0) text += fmt::format(" / {:.0f}", r->host * 1e6);
+      line.push_back(text);
+    }
+    table.row(line);
+  }
+  return table.done();
+}
+
+// Families and ops of the rows: those with a presentation first.
+std::vector<std::pair<std::string, std::string>> ops_of(const std::vector<TimingRow>& rows) {
+  std::vector<std::pair<std::string, std::string>> list;
+  const auto add = [&](const std::string& family, const std::string& op) {
+    const std::pair<std::string, std::string> one{family, op};
+    if (std::find(list.begin(), list.end(), one) == list.end()) list.push_back(one);
+  };
+  for (const Presentation& p : presentations()) add(p.family, p.op);
+  for (const TimingRow& r : rows) add(r.family, r.op);
+  return list;
+}
+
+}  // namespace
+
+std::vector<GroupValues> groups_of(const View& view) {
+  std::set<GroupValues> groups;
+  for (const TimingRow& r : view.rows) groups.insert(values_of(view, r));
+  return {groups.begin(), groups.end()};
+}
+
+std::string text_of(const View& view, const GroupValues& values) {
+  std::string text;
+  for (std::size_t n = 0; n < values.size(); ++n) {
+    text += (n == 0 ? "" : ", ") + group_text(view.how.groups[n], values[n]);
+  }
+  return text;
+}
+
+std::string speed_chart(const View& view, const GroupValues& values) {
+  const std::vector<Series> series = speed_series(view, values);
+  if (series.empty()) return {};
+  return line_chart(view.how.label + ", " + text_of(view, values), view.how.x.title, "TFLOP/s", series);
+}
+
+std::string headline(const Comparison& c) {
+  HtmlTable table({"Tessera's speed over", "op", "geometric mean", "minimum", "where", "behind in"});
+  for (const View& view : c.views) {
+    if (!view.how.compared()) continue;
+    for (const std::string& peer : rivals(view)) {
+      const Summary s = summary_of(ratios(view, "tessera", peer));
+      if (s.cells == 0) continue;
+      table.row({peer == kBest ? "the best of them" : escaped(peer), escaped(view.how.label),
+                 fmt::format("<td class=\"{}\">{:.3f}</td>", s.mean >= 1 ? "good" : "bad", s.mean),
+                 fmt::format("<td class=\"{}\">{:.3f}</td>", s.least >= 1 ? "good" : "bad", s.least), escaped(s.worst),
+                 fmt::format("{} of {}", s.losses, s.cells)});
+    }
+  }
+  return table.done();
+}
+
+std::string speed_sections(const Comparison& c) {
+  std::string out, section;
+  for (const View* view : c.of_form(Form::kCharts)) {
+    if (view->how.section != section) {
+      section = view->how.section;
+      out += fmt::format("<h2>{}</h2><p class=\"soft\">{}</p>", escaped(section), escaped(view->how.caption)) +
+             legend_of(view->entrants);
+    }
+    out += fmt::format("<h3>{}</h3><div class=\"charts\">", escaped(view->how.label));
+    for (const GroupValues& values : groups_of(*view)) out += speed_chart(*view, values);
+    out += "</div>";
+  }
+  return out;
+}
+
+std::string ratio_section(const Comparison& c) {
+  std::string out;
+  for (const View* view : c.of_form(Form::kCharts)) {
+    for (const std::string& peer : view->peers()) {
+      const std::string table = ratio_table(*view, peer);
+      if (!table.empty()) out += "<p></p>" + table;
+    }
+  }
+  if (out.empty()) return out;
+  return "<h2>Ratios</h2><p class=\"soft\">Tessera's speed divided by the peer's. Below 1, framed in red, Tessera is "
+         "slower.</p>" +
+         out;
+}
+
+std::string latency_sections(const Comparison& c) {
+  std::string out, section;
+  for (const View* view : c.of_form(Form::kLatency)) {
+    if (view->how.section != section) {
+      section = view->how.section;
+      out += fmt::format("<h2>{}</h2><p class=\"soft\">{}</p>", escaped(section), escaped(view->how.caption));
+    }
+    out += "<p></p>" + latency_table(*view);
+  }
+  return out;
+}
+
+std::string bytes_section(const Comparison& c) {
+  HtmlTable table({"shape", "op", "compulsory", "unfused", "times as much"});
+  bool any = false;
+  for (const View* view : c.of_form(Form::kCharts)) {
+    for (const TimingRow* r : view->ours()) {
+      if (!matches(*r, view->how.bytes_where) || r->bytes <= 0) continue;
+      any = true;
+      table.row({escaped(r->cell), escaped(view->how.label), bytes_text(r->bytes), bytes_text(r->unfused_bytes),
+                 fmt::format("{:.0f}", r->unfused_bytes / r->bytes)});
+    }
+  }
+  if (!any) return {};
+  return "<h2>Bytes moved</h2><p class=\"soft\">Compulsory: each tensor is read or written once. Unfused: a pipeline "
+         "that "
+         "stores its intermediate results.</p>" +
+         table.done();
+}
+
+std::string accuracy_section(const Comparison& c) {
+  HtmlTable table({"entrant", "op", "median error", "largest error", "right", "wrong"});
+  for (const auto& [family, op] : ops_of(c.rows)) {
+    for (const std::string& e : entrants_of(c.rows, family)) {
+      std::vector<double> errors;
+      int wrong = 0;
+      for (const TimingRow& r : c.rows) {
+        if (r.family != family || r.op != op || r.entrant != e) continue;
+        if (r.ok()) errors.push_back(r.error);
+        wrong += r.status == "wrong" ? 1 : 0;
+      }
+      if (errors.empty() && wrong == 0) continue;
+      std::sort(errors.begin(), errors.end());
+      table.row({escaped(e), escaped(op_label(family, op)),
+                 errors.empty() ? "-" : fmt::format("{:.2f}", errors[errors.size() / 2]),
+                 errors.empty() ? "-" : fmt::format("{:.2f}", errors.back()), fmt::format("{}", errors.size()),
+                 failures_cell(wrong)});
+    }
+  }
+  return "<h2>Accuracy beside the peers</h2><p class=\"soft\">Error against fp64 divided by the allowed error, which "
+         "is three times that of plain arithmetic in the same precision. A result at 1 or above counts as wrong and is "
+         "not timed.</p>" +
+         table.done();
+}
+
+std::string determinism_section(const Comparison& c) {
+  std::string out;
+  for (const View& view : c.views) {
+    if (!view.how.compared()) continue;
+    const std::vector<Ratio> list = ratios(view, "tessera-det", "tessera");
+    if (list.empty()) continue;
+    const Summary s = summary_of(list);
+    HtmlTable table({"shape", "deterministic over fast"});
+    for (const Ratio& r : list) table.row({escaped(r.cell), fmt::format("{:.2f}", r.value)});
+    out += fmt::format(
+        "<p>The deterministic {} runs at {:.2f} of the fast one's speed in "
+        "the geometric mean and at {:.2f} in the worst case ({}).</p><details><summary>every "
+        "shape</summary>{}</details>",
+        escaped(view.how.label), s.mean, s.least, escaped(s.worst), table.done());
+  }
+  return out.empty() ? out : "<h2>What determinism costs</h2>" + out;
+}
+
+std::string environment_section(const RunRow& run) {
+  HtmlTable table({"", ""});
+  const auto add = [&](const std::string& prefix, const Json& object) {
+    for (auto at = object.begin(); at != object.end(); ++at) {
+      if (at.value().is_structured() || at.value().is_null()) continue;
+      table.row({escaped(prefix + at.key()),
+                 escaped(at.value().is_string() ? at.value().get<std::string>() : at.value().dump())});
+    }
+  };
+  add("", run.facts.value("environment", Json::object()));
+  add("before: ", run.facts.value("gpu_before", Json::object()));
+  add("after: ", run.facts.value("gpu_after", Json::object()));
+  return "<h2>Environment</h2>" + table.done();
+}
+
+}  // namespace tessera::results

@@ -1,0 +1,132 @@
+// The report's sections about what was verified, and about earlier runs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "results/html.h"
+#include "results/sections.h"
+
+namespace tessera::results {
+namespace {
+
+// Passed and failed cases by kind of input.
+std::string hostile_tables(const std::vector<VerdictRow>& verdicts) {
+  struct Worst {
+    int passed = 0, failed = 0;
+    double error = 0;
+  };
+  std::map<std::string, Worst> by_kind;
+  std::string failures;
+  for (const VerdictRow& v : verdicts) {
+    std::string kind = "other cases";
+    for (const std::string& k : hostile_kinds()) {
+      if (v.name.ends_with(k)) kind = k;
+    }
+    Worst& w = by_kind[v.name.substr(0, v.name.find('/')) + " " + kind];
+    (v.outcome == "passed" ? w.passed : w.failed)++;
+    w.error = std::max(w.error, v.error);
+    if (v.outcome != "passed") failures += "<li>" + escaped(v.name) + ": " + escaped(v.detail) + "</li>";
+  }
+  HtmlTable table({"hostile inputs", "passed", "failed", "worst error"});
+  for (const auto& [kind, w] : by_kind) {
+    table.row({escaped(kind), fmt::format("{}", w.passed), failures_cell(w.failed), fmt::format("{:.2f}", w.error)});
+  }
+  std::string out = "<h3>Hostile inputs</h3>" + table.done();
+  if (!failures.empty()) out += "<p class=\"bad\">Failed:</p><ul>" + failures + "</ul>";
+  return out;
+}
+
+}  // namespace
+
+std::string verify_section(const History& history, const std::string& gpu) {
+  std::map<std::string, RunRow> newest;
+  for (const RunRow& r : history.runs("verify", gpu)) newest.emplace(r.suite, r);
+  if (newest.empty()) return {};
+  HtmlTable table({"suite", "date", "passed", "failed", "refused", "worst error", "where"});
+  for (const auto& [suite, run] : newest) {
+    const auto count = [&run = run](const char* key) { return static_cast<int>(number_at(run.facts, key)); };
+    table.row({escaped(suite), escaped(run.date), fmt::format("{}", count("passed")), failures_cell(count("failed")),
+               fmt::format("{}", count("refused")),
+               fmt::format("{:.2f}", number_at(run.facts, "worst_error_over_allowed")),
+               escaped(text_at(run.facts, "worst_case"))});
+  }
+  std::string out =
+      "<h2>Verified against the fp64 oracle</h2><p class=\"soft\">Errors divided by what the accuracy rule "
+      "allows; 1 is the limit. Suites named after an architecture, such as full_sm_80, ran that architecture's code on "
+      "this GPU.</p>" +
+      table.done();
+  if (const auto hostile = newest.find("hostile"); hostile != newest.end()) {
+    out += hostile_tables(history.verdicts(hostile->second.id));
+  }
+  return out;
+}
+
+std::string evidence_section(const History& history, const std::string& gpu) {
+  const std::vector<RunRow> runs = history.runs("evidence", gpu);
+  if (runs.empty()) return {};
+  HtmlTable table({"case", "p50, us", "p95, us", "graph, us", "host, us", "error"});
+  int wrong = 0, cases = 0;
+  for (const TimingRow& r : history.timings(runs.front().id)) {
+    if (r.status == "refused") continue;
+    ++cases;
+    const std::string error = fmt::format("{:.2f}", r.error);
+    if (r.ok()) {
+      table.row({escaped(r.cell), microseconds(r.median), microseconds(r.p95), microseconds(r.graph),
+                 microseconds(r.host), error});
+    } else {
+      ++wrong;
+      table.row({escaped(r.cell), status_cell(&r), "", "", "", error});
+    }
+  }
+  return fmt::format(
+      "<h2>Evidence</h2><p>{} cases. Each result was checked, and the call was then timed a hundred times, launch "
+      "included. {} were wrong.</p><details><summary>every case</summary>{}</details>",
+      cases, wrong, table.done());
+}
+
+std::string history_section(const History& history, const std::string& gpu) {
+  const std::vector<RunRow> runs = history.runs("peers", gpu);
+  if (runs.size() < 2) return {};
+  // A column for each compared view of any run. The newest run comes first, so it decides the order.
+  std::vector<std::string> columns;
+  std::vector<std::map<std::string, double>> means;
+  for (const RunRow& run : runs) {
+    std::map<std::string, double>& mean = means.emplace_back();
+    for (const View& view : comparison_of(history, run).views) {
+      if (!view.how.compared()) continue;
+      const std::string& label = view.how.label;
+      if (std::find(columns.begin(), columns.end(), label) == columns.end()) columns.push_back(label);
+      const Summary s = summary_of(ratios(view, "tessera", kBest));
+      if (s.cells > 0) mean[label] = s.mean;
+    }
+  }
+  std::vector<std::string> head{"date", "version"};
+  for (const std::string& label : columns) head.push_back(label + " over the best");
+  HtmlTable table(head);
+  for (std::size_t n = 0; n < runs.size(); ++n) {
+    std::vector<std::string> line{escaped(runs[n].date), escaped(runs[n].version)};
+    for (const std::string& label : columns) {
+      const auto at = means[n].find(label);
+      line.push_back(at != means[n].end() ? fmt::format("{:.3f}", at->second) : "-");
+    }
+    table.row(line);
+  }
+  return "<h2>Over time</h2>" + table.done();
+}
+
+std::string kernel_section(const std::vector<KernelState>& kernels) {
+  using Verified = KernelState::Verified;
+  HtmlTable table({"kernel", "hash of its code", "verified"});
+  for (const KernelState& k : kernels) {
+    const char* prefix = k.verified == Verified::kYes       ? ""
+                         : k.verified == Verified::kChanged ? "changed since it was verified: "
+                                                            : "never";
+    table.row({escaped(k.header), k.hash.substr(0, 12),
+               fmt::format("<td class=\"{}\">{}{}</td>", k.verified == Verified::kYes ? "good" : "bad", prefix,
+                           escaped(k.where))});
+  }
+  return "<h2>Which code was verified</h2>" + table.done();
+}
+
+}  // namespace tessera::results

@@ -1,0 +1,52 @@
+#include "results/report_page.h"
+
+#include <fmt/format.h>
+
+#include "results/charts.h"
+#include "results/html.h"
+#include "results/sections.h"
+
+namespace tessera::results {
+namespace {
+
+std::string gpu_sections(const History& history, const std::string& gpu) {
+  const std::optional<Comparison> c = newest_comparison(history, gpu);
+  const std::vector<RunRow> benches = history.runs("bench", gpu);
+  const std::vector<TimingRow> bench = benches.empty() ? std::vector<TimingRow>() : history.timings(benches.front().id);
+  std::string out;
+  if (c) {
+    out += fmt::format("<h2>{}</h2><p class=\"soft\">{}, Tessera {}. Comparison of {} rows.</p>",
+                       escaped(gpu_title(c->run)), escaped(c->run.date), escaped(c->run.version), c->rows.size());
+    out += headline(*c) + speed_sections(*c) + ratio_section(*c) + latency_sections(*c);
+    if (!benches.empty()) out += roofline_section(*c, benches.front());
+    out += bytes_section(*c) + accuracy_section(*c) + determinism_section(*c);
+  } else {
+    out += fmt::format("<h2>{}</h2><p>No comparison with peers is recorded.</p>", escaped(gpu));
+  }
+  const Comparison* compared = c ? &*c : nullptr;
+  out += bandwidth_sections(compared, bench) + plain_sections(compared, bench);
+  out += verify_section(history, gpu) + evidence_section(history, gpu) + history_section(history, gpu);
+  if (c) out += environment_section(c->run);
+  return out;
+}
+
+}  // namespace
+
+std::string gpu_title(const RunRow& run) {
+  const std::string name = text_at(run.facts.value("environment", Json::object()), "gpu");
+  return name.empty() ? run.gpu : name;
+}
+
+std::string html_report(const History& history, const std::vector<KernelState>& kernels) {
+  std::string body = "<h1>Tessera: what was measured</h1>";
+  const std::vector<std::string> gpus = history.gpus();
+  if (gpus.empty()) body += "<p>Nothing has been recorded.</p>";
+  for (const std::string& gpu : gpus) body += gpu_sections(history, gpu);
+  body += kernel_section(kernels);
+  return "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+         "content=\"width=device-width,initial-scale=1\"><title>Tessera: what was measured</title><link rel=\"icon\" "
+         "href=\"data:,\"><style>" +
+         page_style() + chart_style() + "</style></head><body>" + body + "</body></html>\n";
+}
+
+}  // namespace tessera::results

@@ -1,0 +1,184 @@
+#include "verify/attention/buffers.h"
+
+#include <algorithm>
+
+namespace tessera::cases {
+namespace {
+
+using verify::HostTensor;
+
+void set(Buffer& b, const HostTensor& values, DType dtype, Layout layout, int rank, bool written) {
+  b.shape = values.shape;
+  const auto& n = b.shape;
+  switch (layout) {
+    case Layout::kCompact:
+      b.strides = {n[1] * n[2] * n[3], n[2] * n[3], n[3], 1};
+      break;
+    case Layout::kHeadsMajor:
+      b.strides = {n[1] * n[2] * n[3], n[3], n[1] * n[3], 1};
+      break;
+    case Layout::kPadded:
+    case Layout::kUnaligned: {
+      const std::int64_t head = n[3] + (layout == Layout::kPadded ? 8 : 3);
+      const std::int64_t row = n[2] * head + 16;
+      b.strides = {n[1] * row + 24, row, head, 1};
+      break;
+    }
+  }
+  b.fill(dtype, rank, values, written);
+}
+
+}  // namespace
+
+Buffers::Buffers(const Case& c, const oracle::Inputs& in, const oracle::Outputs* saved) : case_(c), inputs_(in) {
+  const AttentionProblem& p = c.problem;
+  const int rank = p.varlen ? 3 : 4;
+  const bool backward = p.op == AttentionOp::kBackward;
+  HostTensor o, lse;
+  if (saved != nullptr) {
+    o = saved->o;
+    lse = saved->lse;
+  } else {
+    o.shape = {in.q.shape[0], in.q.shape[1], p.heads_q, p.dim_v};
+    lse.shape = {in.q.shape[0], p.heads_q, in.q.shape[1], 1};
+  }
+  lse.shape = {1, lse.shape[0], lse.shape[1], lse.shape[2]};  // as [B, H, S]
+  const Layout rows = c.layout == Layout::kHeadsMajor ? Layout::kCompact : c.layout;
+
+  set(q_, in.q, p.dtype, c.layout, rank, false);
+  set(k_, in.k, p.dtype, c.layout, rank, false);
+  set(v_, in.v, p.dtype, c.layout, rank, false);
+  set(o_, o, p.dtype, c.layout, rank, !backward);
+  if (backward || p.with_lse) {
+    set(lse_, lse, DType::kFloat32, rows, 3, !backward);
+    if (p.varlen) lse_.show(2, 2);
+  }
+  if (backward) {
+    set(d_o_, in.d_o, p.dtype, c.layout, rank, false);
+    if (p.with_dlse) {
+      HostTensor d_lse = in.d_lse;
+      d_lse.shape = lse.shape;
+      set(d_lse_, d_lse, DType::kFloat32, rows, 3, false);
+      if (p.varlen) d_lse_.show(2, 2);
+    }
+    set(dq_, in.q, p.dtype, c.layout, rank, true);
+    set(dk_, in.k, p.dtype, c.layout, rank, true);
+    set(dv_, in.v, p.dtype, c.layout, rank, true);
+  }
+  if (p.alibi) {
+    HostTensor slopes(1, 1, c.slopes_per_batch ? p.batch : 1, p.heads_q);
+    slopes.data = in.alibi_slopes;
+    set(slopes_, slopes, DType::kFloat32, Layout::kCompact, 3, false);
+    slopes_.show(c.slopes_per_batch ? 2 : 3, c.slopes_per_batch ? 2 : 1);
+  }
+  if (!in.cu_seqlens_q.empty()) cu_q_.fill(in.cu_seqlens_q, 1, 1);
+  if (!in.cu_seqlens_k.empty()) cu_k_.fill(in.cu_seqlens_k, 1, 1);
+  if (!in.cache_seqlens.empty()) cache_lengths_.fill(in.cache_seqlens, 1, 1);
+  if (!in.page_table.empty()) page_table_.fill(in.page_table, p.batch, 2);
+  fill_args();
+}
+
+tessera_attention_op Buffers::op() const {
+  switch (case_.problem.op) {
+    case AttentionOp::kBackward:
+      return TESSERA_ATTENTION_BACKWARD;
+    case AttentionOp::kDecode:
+      return TESSERA_ATTENTION_DECODE;
+    case AttentionOp::kForward:
+      break;
+  }
+  return TESSERA_ATTENTION_FORWARD;
+}
+
+void Buffers::fill_args() {
+  const AttentionProblem& p = case_.problem;
+  tessera_attention& a = args_;
+  a.q = q_.view();
+  a.k = k_.view();
+  a.v = v_.view();
+  a.out = o_.view();
+  a.lse = lse_.view();
+  a.dout = d_o_.view();
+  a.dlse = d_lse_.view();
+  a.dq = dq_.view();
+  a.dk = dk_.view();
+  a.dv = dv_.view();
+  a.scale = p.scale;
+  a.softcap = p.softcap;
+  a.alibi_slopes = slopes_.view();
+  if (p.causal) a.flags |= TESSERA_CAUSAL;
+  if (p.deterministic) a.flags |= TESSERA_DETERMINISTIC;
+  if (p.op != AttentionOp::kDecode) {
+    a.alignment = p.alignment == Alignment::kBottomRight ? TESSERA_ALIGN_BOTTOM_RIGHT : TESSERA_ALIGN_TOP_LEFT;
+  }
+  a.window_left = p.window_left;
+  a.window_right = p.window_right;
+  a.cu_seqlens_q = cu_q_.view();
+  a.cu_seqlens_k = cu_k_.view();
+  a.max_seqlen_q = p.varlen ? p.seq_q : 0;
+  a.max_seqlen_k = p.varlen ? p.seq_k : 0;
+  a.cache_seqlens = cache_lengths_.view();
+  a.page_table = page_table_.view();
+}
+
+std::vector<Buffer*> Buffers::buffers() {
+  std::vector<Buffer*> used;
+  for (Buffer* b : {&q_, &k_, &v_, &o_, &lse_, &d_o_, &d_lse_, &dq_, &dk_, &dv_, &slopes_, &cu_q_, &cu_k_,
+                    &cache_lengths_, &page_table_}) {
+    if (b->used()) used.push_back(b);
+  }
+  return used;
+}
+
+tessera_status Buffers::plan(tessera_plan** plan) { return tessera_attention_plan_create(op(), &args_, plan); }
+
+tessera_status Buffers::run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) {
+  return tessera_attention_plan_run(plan, &args_, workspace, bytes, stream);
+}
+
+void Buffers::take_saved(const Buffers& forward) {
+  o_.storage = forward.o_.storage;
+  lse_.storage = forward.lse_.storage;
+  o_.tensor.data = o_.storage.data();
+  lse_.tensor.data = lse_.storage.data();
+}
+
+oracle::Outputs Buffers::results(const oracle::Outputs& expected) const {
+  oracle::Outputs out = expected;
+  const auto read = [&](const Buffer& b, HostTensor& to) {
+    if (b.used() && b.written) b.read(to);
+  };
+  read(o_, out.o);
+  read(lse_, out.lse);
+  read(dq_, out.dq);
+  read(dk_, out.dk);
+  read(dv_, out.dv);
+  excuse_unused_rows(out, expected);
+  return out;
+}
+
+void Buffers::excuse_unused_rows(oracle::Outputs& out, const oracle::Outputs& expected) const {
+  const AttentionProblem& p = case_.problem;
+  if (!p.varlen) return;
+  const auto restore = [](HostTensor& t, const HostTensor& from, std::int64_t first, std::int64_t rows, bool by_head) {
+    if (t.empty()) return;
+    for (std::int64_t row = first; row < rows; ++row) {
+      for (std::int64_t h = 0; h < t.shape[by_head ? 1 : 2]; ++h) {
+        for (std::int64_t d = 0; d < t.shape[3]; ++d) {
+          if (by_head) {
+            t.at(0, h, row, d) = from.at(0, h, row, d);
+          } else {
+            t.at(0, row, h, d) = from.at(0, row, h, d);
+          }
+        }
+      }
+    }
+  };
+  restore(out.o, expected.o, inputs_.cu_seqlens_q.back(), p.total_q, false);
+  restore(out.lse, expected.lse, inputs_.cu_seqlens_q.back(), p.total_q, true);
+  restore(out.dq, expected.dq, inputs_.cu_seqlens_q.back(), p.total_q, false);
+  restore(out.dk, expected.dk, inputs_.cu_seqlens_k.back(), p.total_k, false);
+  restore(out.dv, expected.dv, inputs_.cu_seqlens_k.back(), p.total_k, false);
+}
+
+}  // namespace tessera::cases

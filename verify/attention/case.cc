@@ -1,0 +1,219 @@
+// An attention case, run and judged: what verify::Case asks of a family.
+#include <utility>
+
+#include "attention/family.h"
+#include "verify/attention/buffers.h"
+#include "verify/attention/family.h"
+#include "verify/attention/sampled.h"
+#include "verify/check.h"
+
+namespace tessera::verify {
+namespace {
+
+using cases::Buffers;
+using oracle::Outputs;
+
+bool is_backward(const cases::Case& c) { return c.problem.op == AttentionOp::kBackward; }
+
+// The forward whose o and lse a backward reads.
+cases::Case forward_of(const cases::Case& backward) {
+  cases::Case c = backward;
+  c.problem.op = AttentionOp::kForward;
+  c.problem.with_lse = true;
+  c.problem.with_dlse = false;
+  c.problem.deterministic = false;
+  return c;
+}
+
+// Tensors of the results' shapes, with nothing in them.
+Outputs blank_outputs(const AttentionProblem& p, const oracle::Inputs& in) {
+  Outputs out;
+  out.o = HostTensor(in.q.shape[0], in.q.shape[1], p.heads_q, p.dim_v);
+  out.lse = HostTensor(in.q.shape[0], p.heads_q, in.q.shape[1], 1);
+  if (p.op != AttentionOp::kBackward) return out;
+  out.dq = HostTensor(in.q.shape[0], in.q.shape[1], p.heads_q, p.dim_qk);
+  out.dk = HostTensor(in.k.shape[0], in.k.shape[1], p.heads_kv, p.dim_qk);
+  out.dv = HostTensor(in.v.shape[0], in.v.shape[1], p.heads_kv, p.dim_v);
+  return out;
+}
+
+void judge_outputs(const cases::Case& c, const Outputs& got, const Outputs& exact, const Outputs& plain,
+                   Judgement& judgement) {
+  const auto one = [&](const char* name, HostTensor Outputs::*tensor, DType dtype) {
+    judgement.add(name, judge(got.*tensor, exact.*tensor, plain.*tensor, dtype, c.floor));
+  };
+  const DType type = c.problem.dtype;
+  if (is_backward(c)) {
+    one("dq", &Outputs::dq, type);
+    one("dk", &Outputs::dk, type);
+    one("dv", &Outputs::dv, type);
+    return;
+  }
+  one("out", &Outputs::o, type);
+  if (c.problem.with_lse) one("lse", &Outputs::lse, DType::kFloat32);
+}
+
+// Every element is judged. A backward gets the oracle's own o and lse.
+class WholeTrial final : public Trial {
+ public:
+  explicit WholeTrial(const cases::Case& c) : case_(c), inputs_(cases::make_inputs(c)) {}
+
+  Result<std::unique_ptr<Call>> call(Device&, int threads) override {
+    if (is_backward(case_)) expect_exact(threads);
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_, is_backward(case_) ? &exact_ : nullptr));
+  }
+
+  void expect(int threads) override {
+    expect_exact(threads);
+    if (!plain_done_) plain_ = oracle::plain_attention(inputs_, threads);
+    plain_done_ = true;
+  }
+
+  void judge(const Call& call, int threads, Judgement& judgement) override {
+    expect(threads);
+    judge_outputs(case_, static_cast<const Buffers&>(call).results(exact_), exact_, plain_, judgement);
+  }
+
+ private:
+  void expect_exact(int threads) {
+    if (!exact_done_) exact_ = oracle::attention(inputs_, threads);
+    exact_done_ = true;
+  }
+
+  cases::Case case_;
+  oracle::Inputs inputs_;
+  Outputs exact_, plain_;
+  bool exact_done_ = false, plain_done_ = false;
+};
+
+// Some rows and keys are judged. A backward gets o and lse from the library's own forward, which cases of its own judge.
+class SampledTrial final : public Trial {
+ public:
+  explicit SampledTrial(const cases::Case& c)
+      : case_(c),
+        inputs_(cases::make_inputs(c)),
+        sample_(oracle::make_sample(c.problem, c.sample, c.seed)),
+        blank_(blank_outputs(c.problem, inputs_)) {}
+
+  Result<std::unique_ptr<Call>> call(Device& device, int) override {
+    if (is_backward(case_) && saved_.o.empty()) {
+      const cases::Case forward = forward_of(case_);
+      Buffers buffers(forward, inputs_, nullptr);
+      if (const Status s = run_once(buffers, device); !s.ok()) {
+        return Status(s.code(), "its forward: " + s.message());
+      }
+      saved_ = buffers.results(blank_outputs(forward.problem, inputs_));
+    }
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_, is_backward(case_) ? &saved_ : nullptr));
+  }
+
+  void expect(int threads) override {
+    if (done_ || (is_backward(case_) && saved_.o.empty())) return;
+    exact_ = oracle::sampled_attention(inputs_, sample_, saved_.o, saved_.lse, threads);
+    plain_ = oracle::sampled_plain_attention(inputs_, sample_, saved_.o, saved_.lse, threads);
+    done_ = true;
+  }
+
+  void judge(const Call& call, int threads, Judgement& judgement) override {
+    expect(threads);
+    const Outputs whole = static_cast<const Buffers&>(call).results(blank_);
+    judge_outputs(case_, oracle::take_sample(case_.problem, sample_, whole), exact_, plain_, judgement);
+  }
+
+ private:
+  cases::Case case_;
+  oracle::Inputs inputs_;
+  oracle::Sample sample_;
+  Outputs blank_, saved_, exact_, plain_;
+  bool done_ = false;
+};
+
+// A case's inputs, shapes alone, with the tensors that are timed.
+class TimedCall final : public Call {
+ public:
+  explicit TimedCall(const cases::Case& c)
+      : case_(c), inputs_(cases::make_shapes(case_)), buffers_(case_, inputs_, nullptr) {}
+
+  // The backward needs o and lse; the library's own are good enough, since only time is measured.
+  Status save_forward(Device& device) {
+    const cases::Case forward = forward_of(case_);
+    Buffers buffers(forward, inputs_, nullptr);
+    if (Status s = run_once(buffers, device); !s.ok()) return s;
+    buffers_.take_saved(buffers);
+    return {};
+  }
+
+  std::vector<Buffer*> buffers() override { return buffers_.buffers(); }
+  tessera_status plan(tessera_plan** plan) override { return buffers_.plan(plan); }
+  tessera_status run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) override {
+    return buffers_.run(plan, workspace, bytes, stream);
+  }
+
+ private:
+  cases::Case case_;
+  oracle::Inputs inputs_;
+  Buffers buffers_;
+};
+
+class AttentionCase final : public CaseOf<AttentionFamily> {
+ public:
+  explicit AttentionCase(const cases::Case& c) : case_(c) {
+    name = c.name;
+    seed = c.seed;
+    tags = c.tags;
+  }
+
+  const AttentionProblem& problem() const override { return case_.problem; }
+  DType dtype() const override { return case_.problem.dtype; }
+  double flops() const override { return case_.flops(); }
+  double bytes() const override { return case_.bytes(); }
+  double unfused_bytes() const override { return case_.unfused_bytes(); }
+  Bound bound() const override { return case_.problem.op == AttentionOp::kDecode ? Bound::kMemory : Bound::kCompute; }
+  bool is_sampled() const override { return case_.sample > 0; }
+
+  bool equal_runs_promised(const Device& device) const override {
+    return !is_backward(case_) || case_.problem.deterministic || device.is_cpu();
+  }
+
+  std::unique_ptr<Trial> trial() const override {
+    if (case_.sample > 0) return std::make_unique<SampledTrial>(seeded());
+    return std::make_unique<WholeTrial>(seeded());
+  }
+
+  std::unique_ptr<Case> quick_check() const override {
+    constexpr std::int64_t kWhole = 256, kSample = 16;
+    cases::Case c = seeded();
+    const AttentionProblem& p = c.problem;
+    if (p.op != AttentionOp::kDecode && !p.varlen && p.seq_k > kWhole) c.sample = kSample;
+    return attention_case(c);
+  }
+
+  Result<std::unique_ptr<Call>> timed_call(Device& device) const override {
+    auto call = std::make_unique<TimedCall>(case_);
+    if (is_backward(case_)) {
+      if (Status s = call->save_forward(device); !s.ok()) return s;
+    }
+    return std::unique_ptr<Call>(std::move(call));
+  }
+
+  std::vector<std::unique_ptr<Case>> tuning_checks() const override {
+    std::vector<std::unique_ptr<Case>> list;
+    for (const cases::Case& c : cases::tuning_checks(case_)) list.push_back(attention_case(c));
+    return list;
+  }
+
+ private:
+  cases::Case seeded() const {
+    cases::Case c = case_;
+    c.seed = seed;
+    return c;
+  }
+
+  cases::Case case_;
+};
+
+}  // namespace
+
+std::unique_ptr<Case> attention_case(const cases::Case& c) { return std::make_unique<AttentionCase>(c); }
+
+}  // namespace tessera::verify

@@ -1,0 +1,15 @@
+// Attention as verify sees it: its cases as verify::Case, and problems by flags.
+#pragma once
+
+#include <memory>
+
+#include "verify/attention/cases.h"
+#include "verify/family.h"
+
+namespace tessera::verify {
+
+const Family& attention_family();
+
+std::unique_ptr<Case> attention_case(const cases::Case& c);
+
+}  // namespace tessera::verify

@@ -1,0 +1,219 @@
+// Attention problems by flags of the command line.
+#include <charconv>
+#include <deque>
+#include <map>
+
+#include "attention/check.h"
+#include "attention/family.h"
+#include "base/format.h"
+#include "base/tensor.h"
+#include "tessera/attention.h"
+#include "verify/attention/family.h"
+#include "verify/attention/flags.h"
+
+namespace tessera::verify {
+namespace {
+
+struct Options {
+  std::string op = "forward";
+  std::string dtype = "bf16";
+  std::int64_t b = 1, sq = 2048, sk = -1, hq = 8, hkv = -1, d = 64, dv = -1;
+  bool is_causal = false;
+  std::string causal, align;
+  std::vector<std::int64_t> window;
+  float scale = 0, softcap = 0;
+  bool alibi = false, varlen = false, lse = false, dlse = false, deterministic = false, cache_lengths = false;
+  std::int64_t page_size = 0;
+};
+
+const std::map<std::string, tessera_attention_op> kOps{{"forward", TESSERA_ATTENTION_FORWARD},
+                                                       {"backward", TESSERA_ATTENTION_BACKWARD},
+                                                       {"decode", TESSERA_ATTENTION_DECODE}};
+const std::map<std::string, tessera_dtype> kTypes{
+    {"fp32", {TESSERA_FLOAT, 32, 1}}, {"fp16", {TESSERA_FLOAT, 16, 1}}, {"bf16", {TESSERA_BFLOAT, 16, 1}}};
+
+// Tensors without data: explain looks at shapes only.
+class Shapes {
+ public:
+  explicit Shapes(tessera_device device) : device_(device) {}
+  const tessera_tensor* add(tessera_dtype dtype, std::vector<std::int64_t> shape) {
+    shapes_.push_back(std::move(shape));
+    tessera_tensor t{};
+    t.device = device_;
+    t.ndim = static_cast<std::int32_t>(shapes_.back().size());
+    t.dtype = dtype;
+    t.shape = shapes_.back().data();
+    tensors_.push_back(t);
+    return &tensors_.back();
+  }
+
+ private:
+  tessera_device device_;
+  std::deque<std::vector<std::int64_t>> shapes_;
+  std::deque<tessera_tensor> tensors_;
+};
+
+tessera_attention arguments(const Options& o, Shapes& shapes) {
+  const std::int64_t sk = o.sk < 0 ? o.sq : o.sk;
+  const std::int64_t hkv = o.hkv < 0 ? o.hq : o.hkv;
+  const std::int64_t dv = o.dv < 0 ? o.d : o.dv;
+  const tessera_dtype type = kTypes.at(o.dtype);
+  const tessera_dtype fp32 = kTypes.at("fp32");
+  const tessera_dtype int32{TESSERA_INT, 32, 1};
+  const bool backward = o.op == "backward";
+
+  using Dims = std::vector<std::int64_t>;
+  const auto rows_q = [&](std::int64_t d) { return o.varlen ? Dims{o.b * o.sq, o.hq, d} : Dims{o.b, o.sq, o.hq, d}; };
+  const std::int64_t pages = o.page_size > 0 ? (sk + o.page_size - 1) / o.page_size : 0;
+  const auto rows_k = [&](std::int64_t d) {
+    if (o.page_size > 0) return Dims{o.b * pages, o.page_size, hkv, d};
+    return o.varlen ? Dims{o.b * sk, hkv, d} : Dims{o.b, sk, hkv, d};
+  };
+  const Dims rows = o.varlen ? Dims{o.hq, o.b * o.sq} : Dims{o.b, o.hq, o.sq};
+
+  tessera_attention a = TESSERA_ATTENTION_INIT;
+  a.q = shapes.add(type, rows_q(o.d));
+  a.k = shapes.add(type, rows_k(o.d));
+  a.v = shapes.add(type, rows_k(dv));
+  a.out = shapes.add(type, rows_q(dv));
+  if (backward || o.lse) a.lse = shapes.add(fp32, rows);
+  if (backward) {
+    a.dout = shapes.add(type, rows_q(dv));
+    a.dq = shapes.add(type, rows_q(o.d));
+    a.dk = shapes.add(type, rows_k(o.d));
+    a.dv = shapes.add(type, rows_k(dv));
+  }
+  if (o.dlse) a.dlse = shapes.add(fp32, rows);
+  a.scale = o.scale;
+  a.softcap = o.softcap;
+  if (o.alibi) a.alibi_slopes = shapes.add(fp32, {o.hq});
+  if (o.is_causal) a.flags |= TESSERA_CAUSAL;
+  if (o.deterministic) a.flags |= TESSERA_DETERMINISTIC;
+  const std::string& align = o.align.empty() ? o.causal : o.align;
+  if (align == "top_left") a.alignment = TESSERA_ALIGN_TOP_LEFT;
+  if (align == "bottom_right") a.alignment = TESSERA_ALIGN_BOTTOM_RIGHT;
+  if (o.window.size() == 2) {
+    a.window_left = o.window[0];
+    a.window_right = o.window[1];
+  }
+  if (o.varlen) {
+    a.cu_seqlens_q = shapes.add(int32, {o.b + 1});
+    a.cu_seqlens_k = shapes.add(int32, {o.b + 1});
+    a.max_seqlen_q = o.sq;
+    a.max_seqlen_k = sk;
+  }
+  if (o.cache_lengths || o.page_size > 0) a.cache_seqlens = shapes.add(int32, {o.b});
+  if (o.page_size > 0) a.page_table = shapes.add(int32, {o.b, pages});
+  return a;
+}
+
+template <class Number>
+Status parse(const std::string& flag, const std::string& text, Number& to) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, to);
+  if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
+  return {};
+}
+
+Result<Options> options_from(const FlagValues& values) {
+  Options o;
+  const auto given = [&](const char* flag) { return values.count(flag) > 0; };
+  const auto text = [&](const char* flag, std::string& to) {
+    if (given(flag) && !values.at(flag).empty()) to = values.at(flag).front();
+  };
+  text("--op", o.op);
+  text("--dtype", o.dtype);
+  text("--causal", o.causal);
+  text("--align", o.align);
+  o.is_causal = given("--causal");
+  o.alibi = given("--alibi");
+  o.varlen = given("--varlen");
+  o.cache_lengths = given("--cache-lengths");
+  o.lse = given("--lse");
+  o.dlse = given("--dlse");
+  o.deterministic = given("--deterministic");
+  const std::pair<const char*, std::int64_t*> sizes[] = {
+      {"--b", &o.b},     {"--sq", &o.sq}, {"--sk", &o.sk}, {"--hq", &o.hq},
+      {"--hkv", &o.hkv}, {"--d", &o.d},   {"--dv", &o.dv}, {"--page-size", &o.page_size}};
+  for (const auto& [flag, to] : sizes) {
+    if (!given(flag)) continue;
+    if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
+    if (*to < 0 || *to > std::int64_t{1} << 40) return invalid(format("{} is {}; 0 to 2^40 is accepted", flag, *to));
+  }
+  for (const auto& [flag, to] : {std::pair{"--scale", &o.scale}, std::pair{"--softcap", &o.softcap}}) {
+    if (!given(flag)) continue;
+    if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
+  }
+  if (given("--window")) {
+    for (const std::string& edge : values.at("--window")) {
+      if (Status s = parse("--window", edge, o.window.emplace_back()); !s.ok()) return s;
+    }
+  }
+  return o;
+}
+
+}  // namespace
+
+std::vector<Flag> attention_flags() {
+  const std::vector<std::string> alignments = {"top_left", "bottom_right"};
+  return {
+      {"--op", "OP", "forward, backward or decode", "forward", {"forward", "backward", "decode"}},
+      {"--dtype", "TYPE", "fp32, fp16 or bf16", "bf16", {"fp32", "fp16", "bf16"}},
+      {"--b", "N", "Sequences", "1", {}},
+      {"--sq", "N", "Queries of a sequence", "2048", {}},
+      {"--sk", "N", "Keys of a sequence; default: --sq", "", {}},
+      {"--hq", "N", "Query heads", "8", {}},
+      {"--hkv", "N", "Key heads; default: --hq", "", {}},
+      {"--d", "N", "Head dim of q and k", "64", {}},
+      {"--dv", "N", "Head dim of v; default: --d", "", {}},
+      {"--causal", "ALIGN", "top_left or bottom_right; may stand alone if --sq equals --sk", "", alignments, 0, 1},
+      {"--align", "ALIGN", "Alignment of a window or ALiBi without --causal", "", alignments},
+      {"--window", "L,R", "Keys seen left and right of the query's own; -1: all", "", {}, 2, 2},
+      {"--scale", "X", "Of the scores; 0: 1 / sqrt(d)", "0", {}},
+      {"--softcap", "X", "0: none", "0", {}},
+      {"--alibi", "", "With ALiBi slopes", "", {}},
+      {"--varlen", "", "Packed sequences of at most --sq and --sk", "", {}},
+      {"--cache-lengths", "", "decode: lengths per sequence", "", {}},
+      {"--page-size", "N", "decode: a paged cache", "", {}},
+      {"--lse", "", "With LSE as an output", "", {}},
+      {"--dlse", "", "backward: with a gradient of LSE", "", {}},
+      {"--deterministic", "", "backward: bitwise equal from run to run", "", {}},
+  };
+}
+
+Result<std::string> explain_attention(const FlagValues& values, tessera_device device, const char* arch,
+                                      tessera_explain_format format) {
+  const auto options = options_from(values);
+  if (!options.ok()) return options.status();
+  Shapes shapes(device);
+  const tessera_attention args = arguments(*options, shapes);
+  const tessera_attention_op op = kOps.at(options->op);
+  std::size_t needed = 0;
+  tessera_status status = tessera_attention_explain(op, &args, arch, format, nullptr, 0, &needed);
+  std::string text(needed, '\0');
+  if (status == TESSERA_OK) {
+    status = tessera_attention_explain(op, &args, arch, format, text.data(), text.size(), &needed);
+  }
+  if (status != TESSERA_OK) return Status(status, tessera_last_error());
+  text.resize(needed - 1);
+  return text;
+}
+
+Result<std::unique_ptr<Case>> described_attention(const FlagValues& values) {
+  const auto options = options_from(values);
+  if (!options.ok()) return options.status();
+  if (options->varlen || options->cache_lengths) {
+    return invalid("a problem whose lengths differ by sequence cannot be made from flags; use a suite's");
+  }
+  Shapes shapes({TESSERA_CPU, 0});
+  const tessera_attention args = arguments(*options, shapes);
+  // The contract's own check makes the problem.
+  const auto checked = attention::check(kOps.at(options->op), &args, attention::Look::kShapes);
+  if (!checked.ok()) return checked.status();
+  cases::Case c;
+  c.problem = checked->args.problem;
+  c.name = AttentionFamily::describe(c.problem);
+  return attention_case(c);
+}
+
+}  // namespace tessera::verify

@@ -1,0 +1,210 @@
+// Values for a case, by its seed (verify/random.h).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "verify/attention/cases.h"
+#include "verify/parallel.h"
+#include "verify/random.h"
+
+namespace tessera::cases {
+namespace {
+
+using verify::HostTensor;
+using verify::mixed;
+using verify::RandomStream;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+template <class F>
+void fill(HostTensor& t, F value) {  // value(row along S, d, n)
+  verify::over_range(t.size(), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      const std::int64_t d = n % t.shape[3];
+      const std::int64_t s = n / (t.shape[3] * t.shape[2]) % t.shape[1];
+      t.data[static_cast<std::size_t>(n)] = value(s, d, n);
+    }
+  });
+}
+
+// q and k such that scale * <q, k> is near +-size. Noise of one part in 128 keeps rows apart.
+void fill_logits(const Case& c, HostTensor& q, HostTensor& k, double size, bool all_negative) {
+  const AttentionProblem& p = c.problem;
+  const double each = std::sqrt(size / (static_cast<double>(p.scale) * static_cast<double>(p.dim_qk)));
+  const RandomStream noise_q(c.seed, 0), noise_k(c.seed, 1), sign(c.seed, 5);
+  fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return each * (1 + noise_q.normal(n) / 128); });
+  fill(k, [&](std::int64_t s, std::int64_t, std::int64_t n) {
+    const bool negative = all_negative || (sign.bits(s) & 1) != 0;
+    return (negative ? -each : each) * (1 + noise_k.normal(n) / 128);
+  });
+}
+
+void fill_q_and_k(const Case& c, HostTensor& q, HostTensor& k) {
+  const RandomStream stream_q(c.seed, 0), stream_k(c.seed, 1);
+  const std::int64_t dims = c.problem.dim_qk;
+  switch (c.distribution) {
+    case Distribution::kLogits120:
+      return fill_logits(c, q, k, 120, false);
+    case Distribution::kLogits1e4:
+      return fill_logits(c, q, k, 1e4, false);
+    case Distribution::kLogits1e10: {
+      const double each = std::sqrt(1e10 / (static_cast<double>(c.problem.scale) * static_cast<double>(dims)));
+      fill(q, [&](std::int64_t, std::int64_t, std::int64_t) { return each; });
+      fill(k, [&](std::int64_t, std::int64_t, std::int64_t) { return each; });
+      return;
+    }
+    case Distribution::kLogitsMinus120:
+      return fill_logits(c, q, k, 120, true);
+    case Distribution::kSteps:
+    case Distribution::kSink: {
+      // Every element of q is near 1, so a key's logit is its elements' common value times scale and dim.
+      const double unit = 1 / (static_cast<double>(c.problem.scale) * static_cast<double>(dims));
+      const auto logit = [&](std::int64_t s) {
+        if (c.distribution == Distribution::kSink) return s == 0 ? 200.0 : 0.0;
+        const std::int64_t steps = (c.problem.seq_k - 1 - s) / 64;
+        return 30.0 * static_cast<double>(steps);
+      };
+      fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return 1 + stream_q.normal(n) / 16; });
+      fill(k, [&](std::int64_t s, std::int64_t, std::int64_t n) { return logit(s) * unit + stream_k.normal(n) / 4; });
+      return;
+    }
+    case Distribution::kOneHot: {
+      const double peak = std::sqrt(60 / static_cast<double>(c.problem.scale));
+      fill(q, [&](std::int64_t s, std::int64_t d, std::int64_t n) {
+        return (d == s * 7 % dims ? peak : 0) + stream_q.normal(n) / 64;
+      });
+      fill(k, [&](std::int64_t s, std::int64_t d, std::int64_t n) {
+        return (d == s % dims ? peak : 0) + stream_k.normal(n) / 64;
+      });
+      return;
+    }
+    case Distribution::kConstant:
+      fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_q.normal(n); });
+      fill(k, [&](std::int64_t, std::int64_t d, std::int64_t) { return stream_k.normal(d); });
+      return;
+    case Distribution::kNormal:
+    case Distribution::kHugeValues:
+      fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_q.normal(n); });
+      fill(k, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_k.normal(n); });
+      return;
+  }
+}
+
+void blank_row(HostTensor& t, std::int64_t batch, std::int64_t row) {
+  if (t.empty()) return;
+  const auto first = t.data.begin() + t.offset(batch, row, 0);
+  std::fill_n(first, t.shape[2] * t.shape[3], kNan);
+}
+
+std::vector<std::int32_t> cumulated(const std::vector<std::int32_t>& lengths) {
+  std::vector<std::int32_t> sums{0};
+  for (std::int32_t n : lengths) sums.push_back(sums.back() + n);
+  return sums;
+}
+
+// Pages are handed out in an order that is neither the cache's nor its reverse; entries behind the last page in use
+// are left pointing at page 0, which they must not be read through.
+void make_page_table(const Case& c, oracle::Inputs& in) {
+  const AttentionProblem& p = c.problem;
+  std::vector<std::int32_t> order(static_cast<std::size_t>(p.num_pages));
+  for (std::size_t n = 0; n < order.size(); ++n) order[n] = static_cast<std::int32_t>(n);
+  const RandomStream shuffle(c.seed, 6);
+  for (std::size_t n = order.size(); n > 1; --n) {
+    std::swap(order[n - 1], order[shuffle.bits(static_cast<std::int64_t>(n)) % n]);
+  }
+  std::vector<bool> used(static_cast<std::size_t>(p.num_pages * p.page_size), false);
+  in.page_table.assign(static_cast<std::size_t>(p.batch * p.max_pages_per_seq), 0);
+  std::size_t next = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = c.cache_lengths.empty() ? p.seq_k : c.cache_lengths[static_cast<std::size_t>(b)];
+    for (std::int64_t j = 0; j < length; ++j) {
+      auto& entry = in.page_table[static_cast<std::size_t>(b * p.max_pages_per_seq + j / p.page_size)];
+      if (j % p.page_size == 0) entry = order[next++];
+      used[static_cast<std::size_t>(entry * p.page_size + j % p.page_size)] = true;
+    }
+  }
+  for (std::int64_t row = 0; row < p.num_pages * p.page_size; ++row) {
+    if (used[static_cast<std::size_t>(row)]) continue;
+    blank_row(in.k, row / p.page_size, row % p.page_size);
+    blank_row(in.v, row / p.page_size, row % p.page_size);
+  }
+}
+
+HostTensor tensor_of(bool with_values, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+  HostTensor t;
+  if (with_values) return {a, b, c, d};
+  t.shape = {a, b, c, d};
+  return t;
+}
+
+oracle::Inputs make(const Case& c, bool with_values) {
+  const AttentionProblem& p = c.problem;
+  oracle::Inputs in;
+  in.problem = p;
+  const std::int64_t batch_q = p.varlen ? 1 : p.batch;
+  const std::int64_t rows_q = p.varlen ? p.total_q : p.seq_q;
+  const std::int64_t batch_k = p.varlen ? 1 : p.paged ? p.num_pages : p.batch;
+  const std::int64_t rows_k = p.varlen ? p.total_k : p.paged ? p.page_size : p.seq_k;
+  in.q = tensor_of(with_values, batch_q, rows_q, p.heads_q, p.dim_qk);
+  in.k = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_qk);
+  in.v = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_v);
+  fill_q_and_k(c, in.q, in.k);
+
+  double size_v = 1;
+  if (c.distribution == Distribution::kHugeValues) size_v = p.dtype == DType::kFloat16 ? 1.5e4 : 1e15;
+  const RandomStream stream_v(c.seed, 2);
+  fill(in.v, [&](std::int64_t, std::int64_t, std::int64_t n) { return size_v * stream_v.normal(n); });
+  for (HostTensor* t : {&in.q, &in.k, &in.v}) verify::round_all(p.dtype, *t);
+
+  if (p.op == AttentionOp::kBackward) {
+    const RandomStream stream_do(c.seed, 3), stream_dlse(c.seed, 4);
+    in.d_o = tensor_of(with_values, batch_q, rows_q, p.heads_q, p.dim_v);
+    fill(in.d_o, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_do.normal(n); });
+    verify::round_all(p.dtype, in.d_o);
+    if (p.with_dlse) {
+      in.d_lse = HostTensor(batch_q, p.heads_q, rows_q, 1);
+      fill(in.d_lse, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_dlse.normal(n); });
+      verify::round_all(DType::kFloat32, in.d_lse);
+    }
+  }
+  if (p.alibi) {
+    const std::int64_t rows = c.slopes_per_batch ? p.batch : 1;
+    for (std::int64_t n = 0; n < rows * p.heads_q; ++n) {
+      const std::int64_t h = n % p.heads_q;  // powers of two, as usual for ALiBi; a little steeper for later batches
+      const std::int64_t batch = n / p.heads_q;
+      in.alibi_slopes.push_back(std::ldexp(1.0 + static_cast<double>(batch) / 4, -1 - static_cast<int>(h % 8)));
+    }
+  }
+  if (p.varlen) {
+    in.cu_seqlens_q = cumulated(c.lengths_q);
+    in.cu_seqlens_k = cumulated(c.lengths_k);
+    for (std::int64_t row = in.cu_seqlens_q.back(); row < p.total_q; ++row) {
+      blank_row(in.q, 0, row);
+      if (!in.d_o.empty()) blank_row(in.d_o, 0, row);
+      for (std::int64_t h = 0; h < p.heads_q && !in.d_lse.empty(); ++h) in.d_lse.at(0, h, row) = kNan;
+    }
+    for (std::int64_t row = in.cu_seqlens_k.back(); row < p.total_k; ++row) {
+      blank_row(in.k, 0, row);
+      blank_row(in.v, 0, row);
+    }
+  }
+  in.cache_seqlens = c.cache_lengths;
+  if (p.paged) {
+    make_page_table(c, in);
+  } else {
+    for (std::size_t b = 0; b < in.cache_seqlens.size(); ++b) {
+      for (std::int64_t row = in.cache_seqlens[b]; row < p.seq_k; ++row) {
+        blank_row(in.k, static_cast<std::int64_t>(b), row);
+        blank_row(in.v, static_cast<std::int64_t>(b), row);
+      }
+    }
+  }
+  return in;
+}
+
+}  // namespace
+
+oracle::Inputs make_inputs(const Case& c) { return make(c, true); }
+oracle::Inputs make_shapes(const Case& c) { return make(c, false); }
+
+}  // namespace tessera::cases

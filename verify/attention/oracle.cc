@@ -1,0 +1,308 @@
+#include "verify/attention/oracle.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+namespace tessera::oracle {
+namespace {
+
+// One sequence of the batch: the position of its rows.
+struct Sequence {
+  std::int64_t len_q = 0;
+  std::int64_t len_k = 0;
+  std::int64_t q_batch = 0;  // first index of q, o
+  std::int64_t q_row = 0;    // row of query 0
+  std::int64_t k_batch = 0;
+  std::int64_t k_row = 0;
+  const std::int32_t* pages = nullptr;  // paged: this sequence's row of the page table
+};
+
+Sequence sequence_of(const Inputs& in, std::int64_t b) {
+  const AttentionProblem& p = in.problem;
+  const auto at = static_cast<std::size_t>(b);
+  Sequence s;
+  if (p.varlen) {
+    s.q_row = in.cu_seqlens_q[at];
+    s.k_row = in.cu_seqlens_k[at];
+    s.len_q = in.cu_seqlens_q[at + 1] - s.q_row;
+    s.len_k = in.cu_seqlens_k[at + 1] - s.k_row;
+    return s;
+  }
+  s.q_batch = b;
+  s.k_batch = b;
+  s.len_q = p.seq_q;
+  s.len_k = in.cache_seqlens.empty() ? p.seq_k : in.cache_seqlens[at];
+  if (p.paged) s.pages = in.page_table.data() + b * p.max_pages_per_seq;
+  return s;
+}
+
+// Offset of key j's vector in k or v.
+std::int64_t key_offset(const Inputs& in, const HostTensor& t, const Sequence& s, std::int64_t j, std::int64_t head) {
+  if (s.pages != nullptr) return t.offset(s.pages[j / in.problem.page_size], j % in.problem.page_size, head);
+  return t.offset(s.k_batch, s.k_row + j, head);
+}
+
+template <class Real>
+Real dot(const Real* a, const Real* b, std::int64_t n) {
+  Real sum = 0;
+  for (std::int64_t d = 0; d < n; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+// The size of the terms of a dot product: rounding errors are relative to it, however small the sum is.
+template <class Real>
+double terms_of(const Real* a, const Real* b, std::int64_t n) {
+  double sum = 0;
+  for (std::int64_t d = 0; d < n; ++d) sum += std::abs(static_cast<double>(a[d]) * static_cast<double>(b[d]));
+  return sum;
+}
+
+template <class Real>
+double largest(const std::vector<Real>& values) {
+  double most = 0;
+  for (Real x : values) {
+    if (std::isfinite(x)) most = std::max(most, static_cast<double>(std::abs(x)));
+  }
+  return most;
+}
+
+// The same loops serve both: Real = double and no rounding is the oracle, Real = float and rounding to the input type
+// the plain computation.
+template <class Real>
+struct Attention {
+  const Inputs& in;
+  bool round;  // P, dS and the outputs go through the input type
+  std::vector<Real> q, k, v, d_o;
+  Outputs out;
+  std::vector<Real> dk, dv;  // sums over the heads of a group
+  double largest_q = 0, largest_k = 0, largest_v = 0, largest_do = 0;
+
+  // For the oracle only. Per key head of the batch, so that threads share nothing; the largest is kept at the end.
+  struct Terms {
+    double lse = 0, dq = 0, dk = 0, dv = 0;
+  };
+  std::vector<Terms> terms;
+
+  explicit Attention(const Inputs& inputs, bool round_to_input_type)
+      : in(inputs),
+        round(round_to_input_type),
+        q(in.q.data.begin(), in.q.data.end()),
+        k(in.k.data.begin(), in.k.data.end()),
+        v(in.v.data.begin(), in.v.data.end()),
+        d_o(in.d_o.data.begin(), in.d_o.data.end()) {
+    const AttentionProblem& p = in.problem;
+    out.o = HostTensor(in.q.shape[0], in.q.shape[1], p.heads_q, p.dim_v);
+    out.lse = HostTensor(in.q.shape[0], p.heads_q, in.q.shape[1], 1);
+    if (p.op == AttentionOp::kBackward) {
+      out.dq = HostTensor(in.q.shape[0], in.q.shape[1], p.heads_q, p.dim_qk);
+      out.dk = HostTensor(in.k.shape[0], in.k.shape[1], p.heads_kv, p.dim_qk);
+      out.dv = HostTensor(in.v.shape[0], in.v.shape[1], p.heads_kv, p.dim_v);
+      out.dq.row_noise.assign(out.dq.data.size() / static_cast<std::size_t>(p.dim_qk), 0);
+      out.dk.row_noise.assign(out.dk.data.size() / static_cast<std::size_t>(p.dim_qk), 0);
+      out.dq.row_rounding = out.dq.row_noise;
+      out.dk.row_rounding = out.dk.row_noise;
+      dk.assign(k.size(), 0);
+      dv.assign(v.size(), 0);
+    }
+    largest_q = largest(q);
+    largest_k = largest(k);
+    largest_v = largest(v);
+    largest_do = largest(d_o);
+    terms.resize(static_cast<std::size_t>(p.batch * p.heads_kv));
+  }
+
+  Real rounded(Real x) const { return round ? static_cast<Real>(verify::round_to(in.problem.dtype, x)) : x; }
+
+  Real slope(std::int64_t b, std::int64_t h) const {
+    if (!in.problem.alibi) return 0;
+    const bool per_batch = static_cast<std::int64_t>(in.alibi_slopes.size()) > in.problem.heads_q;
+    return static_cast<Real>(in.alibi_slopes[static_cast<std::size_t>(per_batch ? b * in.problem.heads_q + h : h)]);
+  }
+
+  void one_key_head(std::int64_t b, std::int64_t head_kv) {
+    const AttentionProblem& p = in.problem;
+    const std::int64_t group = p.heads_q / p.heads_kv;
+    const Sequence s = sequence_of(in, b);
+    Terms& most = terms[static_cast<std::size_t>(b * p.heads_kv + head_kv)];
+    std::vector<double> ds_of_key(static_cast<std::size_t>(s.len_k), 0), p_of_key(ds_of_key);
+    for (std::int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
+      for (std::int64_t i = 0; i < s.len_q; ++i) one_row(b, h, head_kv, i, s, most, ds_of_key, p_of_key);
+    }
+    for (double x : ds_of_key) most.dk = std::max(most.dk, x * largest_q);
+    for (double x : p_of_key) most.dv = std::max(most.dv, x * largest_do);
+  }
+
+  void one_row(std::int64_t b, std::int64_t h, std::int64_t head_kv, std::int64_t i, const Sequence& s, Terms& most,
+               std::vector<double>& ds_of_key, std::vector<double>& p_of_key) {
+    const AttentionProblem& p = in.problem;
+    const auto scale = static_cast<Real>(p.scale);
+    const auto cap = static_cast<Real>(p.softcap);
+    const std::int64_t position = i + (p.alignment == Alignment::kBottomRight ? s.len_k - s.len_q : 0);
+    const Real* q_row = q.data() + in.q.offset(s.q_batch, s.q_row + i, h);
+
+    std::vector<std::int64_t> keys;  // the visible ones
+    for (std::int64_t j = 0; j < s.len_k; ++j) {
+      if (is_visible(p, i, j, s.len_q, s.len_k)) keys.push_back(j);
+    }
+    double& lse_out = out.lse.at(s.q_batch, h, s.q_row + i);
+    if (keys.empty()) {  // o and the gradients stay 0
+      lse_out = -std::numeric_limits<double>::infinity();
+      return;
+    }
+
+    // Scores, and what softcap does to their gradient.
+    const std::size_t n = keys.size();
+    std::vector<Real> score(n), d_cap(n, 1), weight(n);
+    for (std::size_t x = 0; x < n; ++x) {
+      const Real* k_row = k.data() + key_offset(in, in.k, s, keys[x], head_kv);
+      score[x] = scale * dot(q_row, k_row, p.dim_qk);
+      if (!round) most.lse = std::max(most.lse, std::abs(p.scale) * terms_of(q_row, k_row, p.dim_qk));
+      if (cap > 0) {
+        const Real t = std::tanh(score[x] / cap);
+        score[x] = cap * t;
+        d_cap[x] = 1 - t * t;
+      }
+      if (p.alibi) score[x] -= slope(b, h) * static_cast<Real>(std::abs(position - keys[x]));
+    }
+
+    // Softmax.
+    const Real row_max = *std::max_element(score.begin(), score.end());
+    Real sum = 0;
+    for (std::size_t x = 0; x < n; ++x) {
+      weight[x] = std::exp(score[x] - row_max);
+      sum += weight[x];
+    }
+    const Real lse = row_max + std::log(sum);
+    lse_out = lse;
+
+    // Output.
+    std::vector<Real> o_row(static_cast<std::size_t>(p.dim_v), 0);
+    for (std::size_t x = 0; x < n; ++x) {
+      const Real w = rounded(weight[x] / sum);
+      const Real* v_row = v.data() + key_offset(in, in.v, s, keys[x], head_kv);
+      for (std::int64_t d = 0; d < p.dim_v; ++d) o_row[static_cast<std::size_t>(d)] += w * v_row[d];
+    }
+    for (Real& x : o_row) x = rounded(x);
+    std::copy(o_row.begin(), o_row.end(), out.o.data.begin() + out.o.offset(s.q_batch, s.q_row + i, h));
+    if (p.op != AttentionOp::kBackward) return;
+
+    // Backward: dV = P^T dO;  dS = P o (dO V^T - rowsum(dO o O) + dLSE);  dQ = scale dS K;  dK = scale dS^T Q.
+    const Real* do_row = d_o.data() + in.d_o.offset(s.q_batch, s.q_row + i, h);
+    const Real d_lse = p.with_dlse ? static_cast<Real>(in.d_lse.at(s.q_batch, h, s.q_row + i)) : 0;
+    const Real delta = dot(do_row, o_row.data(), p.dim_v);
+    std::vector<Real> dq_row(static_cast<std::size_t>(p.dim_qk), 0);
+    const double delta_terms = round ? 0 : terms_of(do_row, o_row.data(), p.dim_v);
+    double delta_noise = 0;
+    for (std::int64_t d = 0; d < p.dim_v; ++d) {
+      const double term = static_cast<double>(do_row[d]) * static_cast<double>(o_row[static_cast<std::size_t>(d)]);
+      delta_noise += term * term;
+    }
+    delta_noise = verify::epsilon_of(p.dtype) * std::sqrt(delta_noise) * std::abs(p.scale);
+    const double q_norm = std::sqrt(static_cast<double>(dot(q_row, q_row, p.dim_qk)));
+    // A rounding error is uniform between -1/2 and 1/2 ulp, which is epsilon / m of a value with mantissa m; 0.735 is
+    // the root of the mean of 1 / m^2.
+    const double rounding =
+        0.735 / std::sqrt(12.0) * verify::epsilon_of(p.dtype) * std::abs(static_cast<double>(p.scale));
+    double& dq_rounding =
+        out.dq.row_rounding[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)];
+    std::vector<double> mean_key(static_cast<std::size_t>(p.dim_qk), 0);  // by weight
+    double ds_of_row = 0;
+    for (std::size_t x = 0; x < n; ++x) {
+      const std::int64_t k_at = key_offset(in, in.k, s, keys[x], head_kv);
+      const std::int64_t v_at = key_offset(in, in.v, s, keys[x], head_kv);
+      const Real w = std::exp(score[x] - lse);
+      const Real dp = dot(do_row, v.data() + v_at, p.dim_v);
+      const Real ds = rounded(w * (dp - delta + d_lse) * d_cap[x]);
+      const Real w_rounded = rounded(w);
+      for (std::int64_t d = 0; d < p.dim_v; ++d) dv[static_cast<std::size_t>(v_at + d)] += w_rounded * do_row[d];
+      for (std::int64_t d = 0; d < p.dim_qk; ++d) {
+        dq_row[static_cast<std::size_t>(d)] += ds * k[static_cast<std::size_t>(k_at + d)];
+        dk[static_cast<std::size_t>(k_at + d)] += ds * q_row[d];
+      }
+      if (round) continue;
+      const double size = static_cast<double>(w) * std::abs(p.scale) *
+                          (terms_of(do_row, v.data() + v_at, p.dim_v) + delta_terms + std::abs(d_lse));
+      const double share = static_cast<double>(w) * static_cast<double>(d_cap[x]);
+      for (std::int64_t d = 0; d < p.dim_qk; ++d) {
+        mean_key[static_cast<std::size_t>(d)] += share * static_cast<double>(k[static_cast<std::size_t>(k_at + d)]);
+      }
+      double& dk_noise = out.dk.row_noise[static_cast<std::size_t>(k_at / p.dim_qk)];
+      dk_noise = std::hypot(dk_noise, share * delta_noise * q_norm);
+      double& dk_rounding = out.dk.row_rounding[static_cast<std::size_t>(k_at / p.dim_qk)];
+      dk_rounding = std::hypot(dk_rounding, rounding * static_cast<double>(ds) * q_norm);
+      const Real* const k_row = k.data() + k_at;
+      dq_rounding = std::hypot(dq_rounding, rounding * static_cast<double>(ds) *
+                                                std::sqrt(static_cast<double>(dot(k_row, k_row, p.dim_qk))));
+      ds_of_row += size;
+      ds_of_key[static_cast<std::size_t>(keys[x])] += size;
+      p_of_key[static_cast<std::size_t>(keys[x])] += w;
+    }
+    most.dq = std::max(most.dq, ds_of_row * largest_k);
+    out.dq.row_noise[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)] =
+        delta_noise * std::sqrt(dot(mean_key.data(), mean_key.data(), p.dim_qk));
+    for (std::int64_t d = 0; d < p.dim_qk; ++d) {
+      out.dq.at(s.q_batch, s.q_row + i, h, d) = rounded(scale * dq_row[static_cast<std::size_t>(d)]);
+    }
+  }
+
+  Outputs run(int threads) {
+    const AttentionProblem& p = in.problem;
+    const std::int64_t tasks = p.batch * p.heads_kv;
+    if (threads <= 0) threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    threads = static_cast<int>(std::min<std::int64_t>(threads, tasks));
+    std::atomic<std::int64_t> next{0};
+    const auto work = [&] {
+      for (std::int64_t t = next++; t < tasks; t = next++) one_key_head(t / p.heads_kv, t % p.heads_kv);
+    };
+    std::vector<std::thread> pool;
+    for (int t = 1; t < threads; ++t) pool.emplace_back(work);
+    work();
+    for (std::thread& t : pool) t.join();
+
+    for (std::size_t x = 0; x < dk.size(); ++x) out.dk.data[x] = rounded(static_cast<Real>(p.scale) * dk[x]);
+    for (std::size_t x = 0; x < dv.size(); ++x) out.dv.data[x] = rounded(dv[x]);
+    for (const Terms& t : terms) {
+      out.lse.terms = std::max(out.lse.terms, t.lse);
+      out.dq.terms = std::max(out.dq.terms, t.dq);
+      out.dk.terms = std::max(out.dk.terms, t.dk);
+      out.dv.terms = std::max(out.dv.terms, t.dv);
+    }
+    // An error in a score, which grows with the score, is a relative error of its weight.
+    const double per_weight = 1 + out.lse.terms;
+    out.o.terms = largest_v * per_weight;
+    for (HostTensor* t : {&out.dq, &out.dk, &out.dv}) t->terms *= per_weight;
+    return std::move(out);
+  }
+};
+
+}  // namespace
+
+bool is_visible(const AttentionProblem& p, std::int64_t i, std::int64_t j, std::int64_t len_q, std::int64_t len_k) {
+  const std::int64_t position = p.alignment == Alignment::kBottomRight ? i + len_k - len_q : i;
+  const std::int64_t ahead = j - position;  // how far key j lies to the right of the query
+  if (j >= len_k) return false;
+  if (p.causal && ahead > 0) return false;
+  if (p.window_left >= 0 && -ahead > p.window_left) return false;
+  if (p.window_right >= 0 && ahead > p.window_right) return false;
+  return true;
+}
+
+std::int64_t count_visible_pairs(const Inputs& in) {
+  std::int64_t pairs = 0;
+  for (std::int64_t b = 0; b < in.problem.batch; ++b) {
+    const Sequence s = sequence_of(in, b);
+    for (std::int64_t i = 0; i < s.len_q; ++i) {
+      for (std::int64_t j = 0; j < s.len_k; ++j) pairs += is_visible(in.problem, i, j, s.len_q, s.len_k) ? 1 : 0;
+    }
+  }
+  return pairs;
+}
+
+Outputs attention(const Inputs& inputs, int threads) { return Attention<double>(inputs, false).run(threads); }
+
+Outputs plain_attention(const Inputs& inputs, int threads) { return Attention<float>(inputs, true).run(threads); }
+
+}  // namespace tessera::oracle

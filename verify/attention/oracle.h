@@ -1,0 +1,57 @@
+// The oracle: attention in scalar fp64, written to be read.
+//
+//   s_ij  = scale * <q_i, k_j>;  softcap: s = c * tanh(s / c);  ALiBi: s -= slope * |position(i) - j|
+//   p_ij  = exp(s_ij) / sum over visible j;  lse_i = log(sum exp(s_ij));  o_i = sum_j p_ij v_j
+//
+// A kernel passes if its error against the oracle is at most twice that of the plain computation in the same
+// precision (products in the input type with fp32 sums, softmax in fp32, P and dS rounded to the input type before
+// they are multiplied), plus a floor. Nothing here shares code with the kernels, the mask relation included.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/problem.h"
+#include "verify/host_tensor.h"
+
+namespace tessera::oracle {
+
+using verify::HostTensor;
+
+// q, k, v, o and their gradients are [B, S, H, D] (varlen: [1, total, H, D]; paged k and v: [pages, page_size, H, D]);
+// lse and d_lse are [B, H, S, 1] (varlen: [1, H, total, 1]).
+
+// What is asked. Values of q, k, v and d_o are expected to be rounded to problem.dtype already.
+struct Inputs {
+  AttentionProblem problem;
+  HostTensor q, k, v;
+  HostTensor d_o;                                        // backward
+  HostTensor d_lse;                                      // backward, if problem.with_dlse
+  std::vector<double> alibi_slopes;                      // [Hq] or [B * Hq], if problem.alibi
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [B + 1], if problem.varlen
+  std::vector<std::int32_t> cache_seqlens;               // [B], decode; empty: the whole cache
+  std::vector<std::int32_t> page_table;                  // [B, max_pages_per_seq], if problem.paged
+};
+
+struct Outputs {
+  HostTensor o, lse;
+  HostTensor dq, dk, dv;  // if problem.op is kBackward
+};
+
+// The oracle's own mask relation: does query i of a sequence of len_q see key j of len_k?
+bool is_visible(const AttentionProblem& problem, std::int64_t i, std::int64_t j, std::int64_t len_q,
+                std::int64_t len_k);
+
+// Visible (query, key) pairs of one head, summed over the batch.
+std::int64_t count_visible_pairs(const Inputs& inputs);
+
+// fp64 throughout. threads 0: as many as the machine has. Not bound by Tessera's own thread setting.
+Outputs attention(const Inputs& inputs, int threads = 0);
+
+// The plain same-precision computation that sets the scale of acceptable error. Outputs are rounded to the input type
+// (lse to fp32).
+Outputs plain_attention(const Inputs& inputs, int threads = 0);
+
+}  // namespace tessera::oracle

@@ -1,0 +1,566 @@
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <initializer_list>
+#include <numeric>
+
+#include "base/format.h"
+#include "verify/attention/cases.h"
+
+namespace tessera::cases {
+namespace {
+
+constexpr AttentionOp kForward = AttentionOp::kForward;
+constexpr AttentionOp kBackward = AttentionOp::kBackward;
+constexpr AttentionOp kDecode = AttentionOp::kDecode;
+constexpr DType kAllTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+struct Shape {
+  std::int64_t b, sq, sk, hq, hkv, dqk, dv;
+};
+
+using Change = std::function<void(Case&)>;
+
+std::string describe(const Case& c) {
+  const AttentionProblem& p = c.problem;
+  std::string text = format("{}/{}/b{}_sq{}_sk{}_h{}",
+                            p.op == kForward    ? "fwd"
+                            : p.op == kBackward ? "bwd"
+                                                : "dec",
+                            name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
+  if (p.heads_kv != p.heads_q) text += format(":{}", p.heads_kv);
+  text += format("_d{}", p.dim_qk);
+  if (p.dim_v != p.dim_qk) text += format(":{}", p.dim_v);
+
+  std::vector<std::string> parts;
+  const char* where = p.alignment == Alignment::kBottomRight ? "br" : "tl";
+  const bool placed = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  if (p.causal) parts.push_back(p.op == kDecode ? "causal" : format("causal_{}", where));
+  if (placed && !p.causal && p.op != kDecode && p.seq_q != p.seq_k) parts.push_back(where);
+  if (p.window_left >= 0 || p.window_right >= 0) {
+    parts.push_back(format("window{},{}", p.window_left, p.window_right));
+  }
+  if (p.softcap > 0) parts.push_back(format("softcap{}", p.softcap));
+  if (p.alibi) parts.push_back(c.slopes_per_batch ? "alibi_b" : "alibi");
+  if (std::abs(p.scale * std::sqrt(static_cast<float>(p.dim_qk)) - 1) > 1e-3F) {
+    parts.push_back(format("scale{:.3g}", p.scale));
+  }
+  if (p.varlen) parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
+  if (p.paged) parts.push_back(format("page{}", p.page_size));
+  if (!c.cache_lengths.empty()) parts.push_back(format("lens{}", join(c.cache_lengths, ",")));
+  if (p.with_dlse) parts.push_back("dlse");
+  if (p.op != kBackward && !p.with_lse) parts.push_back("no_lse");
+  if (p.deterministic) parts.push_back("det");
+  if (c.layout == Layout::kHeadsMajor) parts.push_back("heads_major");
+  if (c.layout == Layout::kPadded) parts.push_back("padded");
+  if (c.layout == Layout::kUnaligned) parts.push_back("unaligned");
+  if (c.distribution != Distribution::kNormal) parts.push_back(name_of(c.distribution));
+  if (c.seed != Case().seed) parts.push_back(format("seed{}", c.seed));
+  return parts.empty() ? text : text + "/" + join(parts, "+");
+}
+
+Case make(AttentionOp op, DType dtype, const Shape& s, std::initializer_list<Change> changes = {}) {
+  Case c;
+  AttentionProblem& p = c.problem;
+  p.op = op;
+  p.dtype = dtype;
+  p.batch = s.b;
+  p.seq_q = s.sq;
+  p.seq_k = s.sk;
+  p.heads_q = s.hq;
+  p.heads_kv = s.hkv;
+  p.dim_qk = s.dqk;
+  p.dim_v = s.dv;
+  p.scale = 1.0F / std::sqrt(static_cast<float>(s.dqk));
+  p.with_lse = op != kBackward;
+  if (op == kDecode) p.alignment = Alignment::kBottomRight;
+  // fp32 sums in another order, and an exp that is good to an ulp or two, need tolerance in small cases, whose plain
+  // computation may be exact by luck. A 16-bit result needs one rounding of its own.
+  c.floor = dtype == DType::kFloat32 ? 4 : 1;
+  for (const Change& change : changes) change(c);
+  if (op == kBackward) p.with_lse = false;
+  c.name = describe(c);
+  return c;
+}
+
+Change top_left() {
+  return [](Case& c) { c.problem.alignment = Alignment::kTopLeft; };
+}
+Change bottom_right() {
+  return [](Case& c) { c.problem.alignment = Alignment::kBottomRight; };
+}
+Change causal() {
+  return [](Case& c) { c.problem.causal = true; };
+}
+Change window(std::int64_t left, std::int64_t right) {
+  return [=](Case& c) {
+    c.problem.window_left = left;
+    c.problem.window_right = right;
+  };
+}
+Change softcap(float cap) {
+  return [=](Case& c) { c.problem.softcap = cap; };
+}
+Change alibi(bool per_batch = false) {
+  return [=](Case& c) {
+    c.problem.alibi = true;
+    c.slopes_per_batch = per_batch;
+  };
+}
+Change scale(float by) {
+  return [=](Case& c) { c.problem.scale = by; };
+}
+Change dlse() {
+  return [](Case& c) { c.problem.with_dlse = c.problem.op == kBackward; };
+}
+Change no_lse() {
+  return [](Case& c) { c.problem.with_lse = false; };
+}
+Change layout(Layout l) {
+  return [=](Case& c) { c.layout = l; };
+}
+Change deterministic() {
+  return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };
+}
+Change values(Distribution d) {
+  return [=](Case& c) { c.distribution = d; };
+}
+Change seed(std::uint64_t number) {
+  return [=](Case& c) { c.seed = number; };
+}
+// slack: rows of q and k behind the last sequence.
+Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std::int32_t>& lengths_k,
+              std::int64_t slack = 0) {
+  return [=](Case& c) {
+    AttentionProblem& p = c.problem;
+    p.varlen = true;
+    p.batch = static_cast<std::int64_t>(lengths_q.size());
+    p.seq_q = *std::max_element(lengths_q.begin(), lengths_q.end());
+    p.seq_k = *std::max_element(lengths_k.begin(), lengths_k.end());
+    p.total_q = std::accumulate(lengths_q.begin(), lengths_q.end(), slack);
+    p.total_k = std::accumulate(lengths_k.begin(), lengths_k.end(), slack);
+    c.lengths_q = lengths_q;
+    c.lengths_k = lengths_k;
+  };
+}
+Change cache_lengths(const std::vector<std::int32_t>& lengths) {
+  return [=](Case& c) { c.cache_lengths = lengths; };
+}
+Change paged(std::int64_t page_size) {
+  return [=](Case& c) {
+    AttentionProblem& p = c.problem;
+    p.paged = true;
+    p.page_size = page_size;
+    p.max_pages_per_seq = (p.seq_k + page_size - 1) / page_size;
+    p.seq_k = p.max_pages_per_seq * page_size;
+    p.num_pages = p.batch * p.max_pages_per_seq + 2;
+  };
+}
+
+// Every option of the contract once, on one shape; lengths are odd so that every edge is partial.
+void add_options(std::vector<Case>& out, AttentionOp op, DType dtype, const Shape& s) {
+  const Shape square{s.b, s.sk, s.sk, s.hq, s.hkv, s.dqk, s.dv};
+  const Shape tall{s.b, s.sk, s.sq, s.hq, s.hkv, s.dqk, s.dv};  // more queries than keys: rows that see nothing
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(op, dtype, shape, changes));
+  };
+  add(s, {});
+  add(square, {causal()});
+  add(s, {causal(), top_left()});
+  add(s, {causal(), bottom_right()});
+  add(tall, {causal(), top_left()});
+  add(tall, {causal(), bottom_right()});
+  add(square, {window(9, 0)});
+  add(square, {window(0, 0)});
+  add(s, {window(7, 5), bottom_right()});
+  add(tall, {window(3, 2), top_left()});
+  add(square, {window(20, -1)});
+  add(square, {window(-1, 4)});
+  add(square, {causal(), window(12, 12)});
+  add(s, {softcap(1.5F)});
+  add(s, {alibi(), bottom_right()});
+  add(square, {alibi(true), causal()});
+  add(square, {softcap(2.5F), alibi(), causal(), window(17, 3), dlse()});
+  add(s, {scale(0.3F)});
+  add(s, {scale(-0.25F)});
+  add(s, {layout(Layout::kHeadsMajor)});
+  add(square, {layout(Layout::kPadded), causal()});
+  add(s, {layout(Layout::kUnaligned)});
+  add({s.b, s.sq, s.sk, s.hq, s.hq, s.dqk, s.dv}, {});
+  add({s.b, s.sq, s.sk, s.hq, 1, s.dqk, s.dv}, {causal(), bottom_right()});
+  add({s.b, s.sq, s.sk, s.hq, s.hkv, s.dqk, s.dv + 24}, {causal(), bottom_right()});
+  add({s.b, s.sq, s.sk, s.hq, s.hkv, s.dqk + 40, s.dv}, {});
+  add(s, {varlen({17, 0, 1, 33}, {20, 5, 0, 33})});
+  add(s, {varlen({17, 0, 1, 33}, {20, 5, 0, 40}, 3), causal(), bottom_right()});
+  add(s, {varlen({31, 2, 9}, {16, 2, 12}), causal(), top_left(), layout(Layout::kPadded), dlse()});
+  add(s, {varlen({12, 40}, {40, 12}), window(6, 1), bottom_right(), alibi(true), softcap(3)});
+  if (op == kBackward) {
+    add(s, {dlse()});
+    add(tall, {dlse(), causal(), bottom_right()});
+    add(s, {deterministic()});
+  } else {
+    add(s, {no_lse(), causal(), bottom_right()});
+  }
+}
+
+// The deterministic backward is code of its own: every option once more, two at a time.
+void add_deterministic(std::vector<Case>& out, DType dtype, const Shape& s) {
+  const Shape tall{s.b, s.sk, s.sq, s.hq, s.hkv, s.dqk, s.dv};
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kBackward, dtype, shape, changes));
+    Case& c = out.back();
+    deterministic()(c);
+    c.name = describe(c);
+  };
+  add(s, {causal(), top_left(), dlse()});
+  add(s, {causal(), bottom_right(), layout(Layout::kPadded)});
+  add(tall, {causal(), bottom_right(), dlse()});  // rows that see nothing
+  add(s, {window(31, 8), bottom_right()});
+  add(tall, {window(3, 2), top_left(), layout(Layout::kHeadsMajor)});
+  add(s, {softcap(1.5F), alibi(true), bottom_right(), dlse()});
+  add(s, {scale(-0.25F), layout(Layout::kUnaligned)});
+  add({s.b, s.sq, s.sk, s.hq, 1, s.dqk, s.dv}, {causal(), bottom_right()});
+  add({s.b, s.sq, s.sk, s.hq, s.hq, s.dqk, s.dv + 24}, {});
+  add({s.b, s.sq, s.sk, s.hq, s.hkv, s.dqk + 40, s.dv}, {causal(), bottom_right()});
+  add(s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), causal(), bottom_right()});
+  add(s, {varlen({112, 40, 70}, {40, 112, 70}), window(16, 1), top_left(), alibi(), softcap(3), dlse()});
+}
+
+void add_decode(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv,
+                std::int64_t d) {
+  const auto n = static_cast<std::int32_t>(capacity);
+  const Shape one{3, 1, capacity, hq, hkv, d, d};
+  const Shape few{3, 4, capacity, hq, hkv, d, d};
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, shape, changes));
+  };
+  add(one, {});
+  add(one, {no_lse(), cache_lengths({n, 1, n / 2 + 1})});
+  add(one, {cache_lengths({n - 1, 0, 7})});
+  add(few, {causal(), cache_lengths({n, 5, n / 3})});
+  add(few, {causal(), cache_lengths({n - 3, 2, 4})});  // fewer keys than queries: rows that see nothing
+  add(one, {window(11, 0), cache_lengths({n, 9, n / 2})});
+  add(one, {softcap(2), alibi(), cache_lengths({n, 9, n / 2})});
+  add(one, {layout(Layout::kHeadsMajor), cache_lengths({n, 3, n - 2})});
+  add({3, 1, capacity, hq, hkv, d, d == 256 ? 128 : d + 8}, {cache_lengths({n, 3, n - 2}), layout(Layout::kPadded)});
+  add(one, {paged(16), cache_lengths({n, 16, 17})});
+  add(few, {paged(8), causal(), cache_lengths({n, 1, 33})});
+  add(one, {paged(1), cache_lengths({13, 0, 30})});
+  add(one, {paged(64), cache_lengths({n, 63, 2}), layout(Layout::kPadded)});
+}
+
+std::vector<Case> quick() {
+  std::vector<Case> out;
+  for (DType dtype : kAllTypes) {
+    for (AttentionOp op : {kForward, kBackward}) {
+      add_options(out, op, dtype, {2, 33, 47, 4, 2, 40, 40});
+      for (std::int64_t d : {8, 64, 80, 128}) out.push_back(make(op, dtype, {1, 65, 65, 2, 1, d, d}, {causal()}));
+      out.push_back(make(op, dtype, {1, 1, 1, 1, 1, 8, 8}));
+      out.push_back(make(op, dtype, {1, 1, 97, 2, 2, 64, 64}));
+      out.push_back(make(op, dtype, {1, 97, 1, 2, 2, 64, 64}));
+    }
+    add_decode(out, dtype, 100, 4, 2, 64);
+  }
+  return out;
+}
+
+std::vector<Case> full() {
+  std::vector<Case> out = quick();
+  constexpr std::int64_t kDims[] = {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256};
+  constexpr std::int64_t kEdges[] = {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257};
+  for (DType dtype : kAllTypes) {
+    for (AttentionOp op : {kForward, kBackward}) {
+      for (std::int64_t d : kDims) {
+        out.push_back(make(op, dtype, {2, 97, 131, 4, 2, d, d}, {causal(), bottom_right()}));
+        out.push_back(make(op, dtype, {1, 64, 64, 2, 2, d, 264 - d}));
+      }
+      for (std::int64_t sq : kEdges) {
+        for (std::int64_t sk : kEdges) {
+          // Without a mask if the lengths are equal, else causal: each edge meets each other one in both roles.
+          if (sq == sk) {
+            out.push_back(make(op, dtype, {1, sq, sk, 2, 1, 64, 64}));
+            out.push_back(make(op, dtype, {1, sq, sk, 2, 1, 64, 64}, {causal()}));
+          } else {
+            out.push_back(make(op, dtype, {1, sq, sk, 2, 1, 64, 64}, {causal(), bottom_right()}));
+          }
+        }
+        out.push_back(make(op, dtype, {1, sq, 193, 1, 1, 80, 80}, {window(31, 8), top_left()}));
+      }
+      add_options(out, op, dtype, {2, 113, 257, 8, 2, 80, 80});
+      add_options(out, op, dtype, {1, 130, 190, 6, 3, 128, 128});
+      for (std::int64_t hkv : {1, 3, 4, 12}) out.push_back(make(op, dtype, {2, 70, 70, 12, hkv, 64, 64}, {causal()}));
+      out.push_back(make(op, dtype, {1, 512, 512, 2, 2, 64, 64}, {causal()}));
+      out.push_back(make(op, dtype, {1, 300, 700, 2, 1, 192, 128}, {causal(), bottom_right()}));  // MLA's dims
+      out.push_back(make(op, dtype, {1, 40, 40, 2, 2, 20, 12}));  // head dims that only the CPU takes
+      out.push_back(make(op, dtype, {1, 40, 40, 2, 2, 1, 1}));
+    }
+    if (dtype != DType::kFloat32) {  // only the CPU takes fp32, and it is always deterministic
+      for (std::int64_t d : kDims) {
+        out.push_back(make(kBackward, dtype, {2, 97, 131, 4, 2, d, d}, {causal(), bottom_right(), deterministic()}));
+      }
+      for (std::int64_t s : kEdges) {
+        out.push_back(make(kBackward, dtype, {1, s, 193, 2, 1, 80, 80}, {deterministic()}));
+        out.push_back(make(kBackward, dtype, {1, 193, s, 2, 1, 80, 80}, {causal(), bottom_right(), deterministic()}));
+      }
+      add_deterministic(out, dtype, {2, 113, 257, 8, 2, 80, 80});
+      add_deterministic(out, dtype, {1, 130, 190, 6, 3, 128, 128});
+    }
+    for (std::int64_t d : kDims) add_decode(out, dtype, 300, 4, 1, d);
+    add_decode(out, dtype, 1025, 8, 8, 64);
+    add_decode(out, dtype, 2048, 32, 4, 128);
+    if (dtype == DType::kFloat32) continue;
+    // Several times as many tiles as a large GPU runs at once.
+    for (std::int64_t d : {56, 64, 96, 128, 256}) {
+      out.push_back(make(kForward, dtype, {3, 100, 130, 240, 80, d, d}, {causal(), bottom_right()}));
+      out.push_back(make(kForward, dtype, {2, 330, 90, 300, 300, d, d}));
+    }
+    out.push_back(make(kForward, dtype, {3, 100, 130, 240, 80, 80, 80}, {window(40, 9), bottom_right(), softcap(5)}));
+    // Few queries of many keys, and heads that share them.
+    out.push_back(make(kForward, dtype, {33, 64, 300, 8, 8, 128, 128}));
+    out.push_back(make(kForward, dtype, {33, 64, 300, 8, 8, 64, 64}, {causal(), bottom_right()}));
+    out.push_back(make(kForward, dtype, {2, 4, 500, 32, 4, 128, 128}, {causal(), bottom_right()}));
+    out.push_back(make(kForward, dtype, {2, 5, 300, 24, 4, 64, 64}, {window(100, 0), bottom_right()}));
+    out.push_back(make(kForward, dtype, {1, 8, 8, 8, 1, 80, 80}, {varlen({4, 0, 7, 1}, {300, 9, 0, 65}, 8)}));
+  }
+  return out;
+}
+
+std::vector<Case> hostile() {
+  std::vector<Case> out;
+  for (DType dtype : kAllTypes) {
+    for (AttentionOp op : {kForward, kBackward}) {
+      for (Distribution d : {Distribution::kLogits120, Distribution::kLogits1e4, Distribution::kLogitsMinus120,
+                             Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
+        // dS of huge values leaves fp16's range, whatever computes it.
+        if (d == Distribution::kHugeValues && op == kBackward && dtype == DType::kFloat16) continue;
+        out.push_back(make(op, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(d)}));
+        out.push_back(make(op, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(d), causal(), bottom_right()}));
+        out.push_back(make(op, dtype, {1, 1, 128, 1, 1, 128, 128}, {values(d)}));
+        out.push_back(make(op, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(d), softcap(30), dlse()}));
+        out.push_back(make(op, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(d), window(5, 2), alibi()}));
+      }
+      for (Distribution d : {Distribution::kSteps, Distribution::kSink}) {
+        out.push_back(make(op, dtype, {1, 130, 700, 2, 1, 64, 64}, {values(d)}));
+        out.push_back(make(op, dtype, {1, 270, 700, 2, 2, 64, 64}, {values(d), causal(), bottom_right()}));
+        out.push_back(make(op, dtype, {1, 90, 300, 2, 1, 80, 80}, {values(d), window(150, 20), bottom_right()}));
+      }
+      // All queries alike: the error of a row of dK is one random number. Several seeds.
+      for (std::uint64_t number : {2, 3, 4}) {
+        out.push_back(make(op, dtype, {1, 90, 300, 2, 1, 80, 80},
+                           {values(Distribution::kSink), window(150, 20), bottom_right(), seed(number)}));
+      }
+      out.push_back(make(op, dtype, {1, 704, 704, 1, 1, 64, 64}, {values(Distribution::kLogitsMinus120)}));
+      out.push_back(make(op, dtype, {1, 64, 8, 2, 1, 64, 64}, {causal(), bottom_right(), dlse()}));
+      out.push_back(make(op, dtype, {1, 64, 16, 2, 1, 64, 64}, {window(3, 0), top_left(), dlse()}));
+      out.push_back(make(op, dtype, {1, 8, 8, 2, 1, 64, 64}, {varlen({5, 9, 3}, {0, 0, 0}, 8), dlse()}));
+      out.push_back(make(op, dtype, {1, 8, 8, 2, 1, 64, 64}, {varlen({0, 0}, {7, 9})}));
+      out.push_back(make(op, dtype, {1, 300, 200, 1, 1, 64, 64}, {causal(), bottom_right(), softcap(0.001F)}));
+    }
+    // No gradients here: fp32 cannot hold an LSE of this size to within one.
+    out.push_back(make(kForward, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(Distribution::kLogits1e10)}));
+    out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), causal()}));
+    out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), softcap(30)}));
+    for (Distribution d :
+         {Distribution::kLogits120, Distribution::kLogits1e4, Distribution::kLogits1e10, Distribution::kLogitsMinus120,
+          Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
+      out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {values(d), cache_lengths({700, 129})}));
+      out.push_back(make(kDecode, dtype, {2, 2, 256, 4, 2, 64, 64}, {values(d), paged(16), cache_lengths({256, 31})}));
+    }
+    out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0})}));
+    out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0}), paged(16)}));
+  }
+  return out;
+}
+
+// For compute-sanitizer, under which a case takes a hundred times as long: each path through the kernels once, small.
+std::vector<Case> sanitize() {
+  std::vector<Case> out;
+  for (AttentionOp op : {kForward, kBackward}) {
+    for (const bool in_order : {false, true}) {
+      if (in_order && op == kForward) continue;
+      const Change mode = in_order ? deterministic() : [](Case&) {};
+      const DType bf16 = DType::kBFloat16;
+      out.push_back(make(op, bf16, {1, 97, 131, 2, 1, 64, 64}, {mode}));
+      out.push_back(make(op, bf16, {1, 40, 200, 2, 1, 64, 64}, {values(Distribution::kSink), mode}));
+      out.push_back(make(op, bf16, {1, 131, 97, 2, 2, 80, 80}, {causal(), bottom_right(), dlse(), mode}));
+      out.push_back(make(op, DType::kFloat16, {2, 70, 150, 2, 1, 128, 128}, {window(31, 8), bottom_right(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 65, 1, 1, 256, 256}, {causal(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 70, 2, 1, 40, 64}, {softcap(2), alibi(), bottom_right(), mode}));
+      out.push_back(make(op, bf16, {1, 65, 70, 2, 1, 64, 64}, {layout(Layout::kUnaligned), mode}));
+      out.push_back(make(op, DType::kFloat16, {1, 1, 1, 2, 1, 64, 64},
+                         {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), causal(), bottom_right(), mode}));
+    }
+  }
+  // Several times as many tiles as a large GPU runs at once.
+  out.push_back(make(kForward, DType::kBFloat16, {1, 24, 24, 640, 640, 72, 72}, {causal()}));
+  out.push_back(make(kForward, DType::kBFloat16, {1, 65, 70, 200, 200, 96, 96}));
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128}, {cache_lengths({300, 17})}));
+  out.push_back(
+      make(kDecode, DType::kBFloat16, {2, 2, 100, 4, 2, 64, 64}, {paged(16), causal(), cache_lengths({100, 31})}));
+  return out;
+}
+
+// Too long for the whole oracle: some rows and keys of each head are checked. The first is short enough to
+// test the method on a CPU.
+std::vector<Case> long_sequences() {
+  std::vector<Case> out;
+  const auto add = [&](AttentionOp op, DType dtype, const Shape& s, std::int64_t sample,
+                       std::initializer_list<Change> changes) {
+    out.push_back(make(op, dtype, s, changes));
+    out.back().sample = sample;
+  };
+  for (AttentionOp op : {kForward, kBackward}) {
+    add(op, DType::kBFloat16, {1, 2048, 2048, 2, 1, 80, 80}, 32, {causal(), dlse()});
+    add(op, DType::kBFloat16, {1, 131072, 131072, 2, 1, 80, 80}, 32, {causal()});
+    add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {});
+    add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {causal(), deterministic()});
+    add(op, DType::kBFloat16, {1, 1024, 131072, 4, 2, 128, 128}, 32, {causal(), bottom_right(), dlse()});
+    add(op, DType::kBFloat16, {1, 65536, 131072, 2, 2, 64, 64}, 32, {window(4096, 128), bottom_right(), alibi()});
+  }
+  return out;
+}
+
+// The shapes of the published tables.
+std::vector<Case> bench(std::initializer_list<std::int64_t> lengths) {
+  std::vector<Case> out;
+  for (AttentionOp op : {kForward, kBackward}) {
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (std::int64_t d : {64, 80, 128}) {
+        for (std::int64_t s : lengths) {
+          out.push_back(make(op, dtype, {1, s, s, 8, 8, d, d}));
+          out.push_back(make(op, dtype, {1, s, s, 8, 8, d, d}, {causal()}));
+        }
+      }
+    }
+  }
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (std::int64_t s : lengths) {
+      out.push_back(make(kDecode, dtype, {8, 1, s, 8, 8, 64, 64}, {no_lse()}));
+      out.push_back(make(kDecode, dtype, {8, 1, s, 32, 8, 128, 128}, {no_lse()}));
+    }
+  }
+  return out;
+}
+
+// A model's shapes, each to be run at least a hundred times: LLaMA's heads, with and without groups, and a small one.
+std::vector<Case> evidence() {
+  std::vector<Case> out;
+  for (std::int64_t s : {128, 256, 512, 1024, 2048, 4096}) {
+    for (AttentionOp op : {kForward, kBackward}) {
+      out.push_back(make(op, DType::kBFloat16, {2, s, s, 8, 8, 64, 64}, {causal()}));
+      out.push_back(make(op, DType::kBFloat16, {1, s, s, 32, 8, 128, 128}, {causal()}));
+    }
+    out.push_back(make(kForward, DType::kBFloat16, {1, s, s, 96, 96, 128, 128}, {causal()}));
+    out.push_back(make(kForward, DType::kFloat16, {2, s, s, 8, 8, 64, 64}, {}));
+    for (std::int64_t b : {1, 16}) out.push_back(make(kDecode, DType::kBFloat16, {b, 1, s, 32, 8, 128, 128}));
+  }
+  out.push_back(make(kForward, DType::kBFloat16, {1, 512, 512, 8, 8, 64, 64}, {causal()}));
+  for (std::int64_t s : {128, 512})
+    out.push_back(make(kForward, DType::kBFloat16, {32, s, s, 8, 8, 64, 64}, {causal()}));
+  return out;
+}
+
+// 16,384 tokens of width 2,048 (2,000 for D = 80), as the field's tables have it.
+std::vector<Case> bench_gpu() {
+  std::vector<Case> out;
+  for (AttentionOp op : {kForward, kBackward}) {
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      for (std::int64_t d : {64, 80, 128, 256}) {
+        const std::int64_t h = 2048 / d;  // 25 for D = 80
+        for (std::int64_t s : {512, 2048, 8192, 16384}) {
+          out.push_back(make(op, dtype, {16384 / s, s, s, h, h, d, d}));
+          out.push_back(make(op, dtype, {16384 / s, s, s, h, h, d, d}, {causal()}));
+        }
+      }
+    }
+  }
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (std::int64_t b : {1, 16, 64}) {
+      for (std::int64_t s : {2048, 8192}) {
+        out.push_back(make(kDecode, dtype, {b, 1, s, 32, 8, 128, 128}, {no_lse()}));
+        out.push_back(make(kDecode, dtype, {b, 1, s, 32, 8, 128, 128}, {no_lse(), paged(64)}));
+      }
+    }
+  }
+  return out;
+}
+
+// A shape that other libraries are compared at. Its name is that of the comparison's cell behind the op.
+Case peer(AttentionOp op, const Shape& s, bool is_causal, std::vector<std::string> tags) {
+  const DType dtype = DType::kBFloat16;
+  Case c = op == kDecode ? make(op, dtype, s, {no_lse()})
+           : is_causal   ? make(op, dtype, s, {causal()})
+                         : make(op, dtype, s);
+  c.tags = std::move(tags);
+  const std::string heads = s.hq == s.hkv ? format("{}", s.hq) : format("{}:{}", s.hq, s.hkv);
+  c.name = format("{}/{}/b{}_s{}_h{}_d{}{}",
+                  op == kForward    ? "forward"
+                  : op == kBackward ? "backward"
+                                    : "decode",
+                  name_of(dtype), s.b, s.sk, heads, s.dqk, is_causal ? "/causal" : "");
+  return c;
+}
+
+// What the comparison with other libraries times (python/tessera/bench/cells.json is made from it).
+std::vector<Case> peers() {
+  std::vector<Case> out;
+  const auto add = [&](std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t d, bool is_causal,
+                       const std::vector<std::string>& tags) {
+    for (const AttentionOp op : {kForward, kBackward}) out.push_back(peer(op, {b, s, s, h, h, d, d}, is_causal, tags));
+  };
+  // 16,384 tokens of width 2,048 (2,000 for D = 80): the 32 shapes of the published tables.
+  for (const std::int64_t d : {64, 80, 128, 256}) {
+    for (const std::int64_t s : {512, 2048, 8192, 16384}) {
+      for (const bool is_causal : {false, true}) add(16384 / s, s, 2048 / d, d, is_causal, {"table"});
+    }
+  }
+  // So short that the host's part counts.
+  add(32, 128, 8, 64, true, {"small"});
+  add(32, 512, 8, 64, true, {"small"});
+  add(2, 512, 8, 64, true, {"small"});
+  add(1, 512, 8, 64, true, {"small"});
+  add(1, 2048, 32, 128, true, {"small"});
+  // A step of generation with the heads of an 8-billion model, from one short sequence to a full cache.
+  const std::int64_t caches[][2] = {{1, 1024}, {1, 8192}, {1, 131072}, {16, 8192}, {64, 4096}};
+  for (const auto& [b, s] : caches) out.push_back(peer(kDecode, {b, 1, s, 32, 8, 128, 128}, false, {"decode"}));
+  // To try the harness itself without a GPU.
+  add(1, 64, 2, 64, false, {"toy"});
+  add(2, 96, 2, 80, true, {"toy", "small"});
+  out.push_back(peer(kDecode, {2, 1, 150, 4, 2, 64, 64}, false, {"toy", "decode"}));
+  return out;
+}
+
+}  // namespace
+
+const std::vector<std::string>& suite_names() {
+  static const std::vector<std::string> names{"quick", "full",       "hostile",   "sanitize", "long",
+                                              "bench", "bench-long", "bench-gpu", "evidence", "peers"};
+  return names;
+}
+
+std::vector<Case> suite(std::string_view name) {
+  std::vector<Case> all;
+  if (name == "quick") all = quick();
+  if (name == "full") all = full();
+  if (name == "hostile") all = hostile();
+  if (name == "sanitize") all = sanitize();
+  if (name == "long") all = long_sequences();
+  if (name == "evidence") all = evidence();
+  if (name == "bench") all = bench({512, 2048});
+  if (name == "bench-long") all = bench({512, 2048, 4096});
+  if (name == "bench-gpu") all = bench_gpu();
+  if (name == "peers") all = peers();
+  // A shape may come up twice on the way through the loops; the list has it once.
+  std::vector<Case> out;
+  std::vector<std::string> seen;
+  for (Case& c : all) {
+    const auto at = std::lower_bound(seen.begin(), seen.end(), c.name);
+    if (at != seen.end() && *at == c.name) continue;
+    seen.insert(at, c.name);
+    out.push_back(std::move(c));
+  }
+  return out;
+}
+
+}  // namespace tessera::cases

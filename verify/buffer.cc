@@ -1,0 +1,144 @@
+#include "verify/buffer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/format.h"
+#include "verify/parallel.h"
+#include "verify/random.h"
+
+namespace tessera::verify {
+namespace {
+
+constexpr std::byte kPoison{0xff};  // all ones is a NaN in every floating type here
+
+void store(std::byte* at, DType dtype, double value) {
+  if (dtype == DType::kFloat32) {
+    const auto x = static_cast<float>(value);
+    std::memcpy(at, &x, sizeof x);
+  } else {
+    const std::uint16_t x = to_bits16(dtype, value);
+    std::memcpy(at, &x, sizeof x);
+  }
+}
+
+double load(const std::byte* at, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    float x = 0;
+    std::memcpy(&x, at, sizeof x);
+    return x;
+  }
+  std::uint16_t x = 0;
+  std::memcpy(&x, at, sizeof x);
+  return from_bits16(dtype, x);
+}
+
+// Calls f(index in a compact tensor, byte offset in the storage) for every element, from several threads if the tensor
+// is large.
+template <class F>
+void for_each_element(const Buffer& b, F f) {
+  const auto size = static_cast<std::int64_t>(b.tensor.dtype.bits / 8);
+  over_range(b.shape[0] * b.shape[1] * b.shape[2] * b.shape[3], [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t n = begin; n < end; ++n) {
+      const std::int64_t z = n % b.shape[3], rest = n / b.shape[3];
+      const std::int64_t y = rest % b.shape[2], x = rest / b.shape[2] % b.shape[1], w = rest / b.shape[2] / b.shape[1];
+      const std::int64_t at = w * b.strides[0] + x * b.strides[1] + y * b.strides[2] + z * b.strides[3];
+      f(static_cast<std::size_t>(n), static_cast<std::size_t>(at * size));
+    }
+  });
+}
+
+Bytes some_values_as(DType dtype) {
+  const std::vector<double> values = some_values(1048573);
+  Bytes block(values.size() * size_of(dtype));
+  for (std::size_t n = 0; n < values.size(); ++n) store(block.data() + n * size_of(dtype), dtype, values[n]);
+  return block;
+}
+
+// Repeats a block whose length is prime, so that rows do not repeat in step. It is made once for each type, because
+// rounding takes longer than everything else that a benchmark's inputs need.
+void repeat_values(Bytes& storage, DType dtype) {
+  static const Bytes fp32 = some_values_as(DType::kFloat32), fp16 = some_values_as(DType::kFloat16),
+                     bf16 = some_values_as(DType::kBFloat16);
+  const Bytes& block = dtype == DType::kFloat32 ? fp32 : dtype == DType::kFloat16 ? fp16 : bf16;
+  over_range(static_cast<std::int64_t>(storage.size()), [&](std::int64_t begin, std::int64_t end) {
+    for (auto at = static_cast<std::size_t>(begin); at < static_cast<std::size_t>(end);) {
+      const std::size_t from = at % block.size();
+      const std::size_t count = std::min(block.size() - from, static_cast<std::size_t>(end) - at);
+      std::memcpy(storage.data() + at, block.data() + from, count);
+      at += count;
+    }
+  });
+}
+
+void fill_with_poison(Bytes& storage) {
+  over_range(static_cast<std::int64_t>(storage.size()), [&](std::int64_t begin, std::int64_t end) {
+    std::memset(storage.data() + begin, static_cast<int>(kPoison), static_cast<std::size_t>(end - begin));
+  });
+}
+
+}  // namespace
+
+tessera_dtype c_dtype(DType dtype) {
+  if (dtype == DType::kFloat32) return {TESSERA_FLOAT, 32, 1};
+  if (dtype == DType::kFloat16) return {TESSERA_FLOAT, 16, 1};
+  return {TESSERA_BFLOAT, 16, 1};
+}
+
+DType Buffer::dtype() const {
+  if (tensor.dtype.bits == 32) return DType::kFloat32;
+  return tensor.dtype.code == TESSERA_BFLOAT ? DType::kBFloat16 : DType::kFloat16;
+}
+
+void Buffer::show(int first_dim, int rank) {
+  tensor.data = storage.data();
+  tensor.device = {TESSERA_CPU, 0};
+  tensor.ndim = rank;
+  tensor.shape = shape.data() + first_dim;
+  tensor.strides = strides.data() + first_dim;
+}
+
+void Buffer::fill(DType type, int rank, const HostTensor& values, bool written_by_op) {
+  const bool empty = shape[0] * shape[1] * shape[2] * shape[3] == 0;
+  const std::size_t elements = empty ? 0 : static_cast<std::size_t>(shape[0] * strides[0] + 64);
+  storage.resize(std::max<std::size_t>(elements, 1) * size_of(type));
+  tensor.dtype = c_dtype(type);
+  show(4 - rank, rank);
+  written = written_by_op;
+  if (!written && values.empty() && elements > 0) return repeat_values(storage, type);
+  fill_with_poison(storage);
+  if (written) return;
+  for_each_element(*this,
+                   [&](std::size_t at, std::size_t byte) { store(storage.data() + byte, type, values.data[at]); });
+}
+
+void Buffer::fill(const std::vector<std::int32_t>& values, std::int64_t rows, int rank) {
+  const auto total = static_cast<std::int64_t>(values.size());
+  shape = {1, 1, rows, total / rows};
+  strides = {total, total, total / rows, 1};
+  storage.resize(values.size() * sizeof(std::int32_t));
+  std::memcpy(storage.data(), values.data(), storage.size());
+  tensor.dtype = {TESSERA_INT, 32, 1};
+  show(4 - rank, rank);
+}
+
+void Buffer::poison() { fill_with_poison(storage); }
+
+void Buffer::read(HostTensor& to) const {
+  const DType type = dtype();
+  for_each_element(*this, [&](std::size_t at, std::size_t byte) { to.data[at] = load(storage.data() + byte, type); });
+}
+
+std::string Buffer::damage() const {
+  std::vector<char> element(storage.size(), 0);
+  const std::size_t size = tensor.dtype.bits / 8;
+  for_each_element(*this, [&](std::size_t, std::size_t byte) { std::memset(element.data() + byte, 1, size); });
+  for (std::size_t n = 0; n < element.size(); ++n) {
+    if (element[n] == 0 && storage[n] != kPoison) {
+      return format("{} was written outside its elements, at byte {}", name, n);
+    }
+  }
+  return {};
+}
+
+}  // namespace tessera::verify

@@ -1,0 +1,127 @@
+// A case: one problem with its inputs, of any family. Tests, `tessera verify`, `bench`, `tune` and `cases` see no more of
+// a family than this.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/plan.h"
+#include "verify/buffer.h"
+#include "verify/judge.h"
+
+namespace tessera::verify {
+
+class Device;
+
+// A case's tensors and the C functions of its family that take them.
+class Call {
+ public:
+  virtual ~Call() = default;
+  virtual std::vector<Buffer*> buffers() = 0;  // those in use
+  virtual tessera_status plan(tessera_plan** plan) = 0;
+  virtual tessera_status run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) = 0;
+};
+
+// How results compare with the oracle's: the worst of all that were judged.
+struct Judgement {
+  double worst_ratio = 0;  // error divided by what the rule allows
+  std::string worst_tensor;
+  std::string failure;  // the first; empty: all passed
+
+  void add(const char* tensor, const Verdict& verdict);
+};
+
+// A case with its inputs, to be run and judged once, or once per Config.
+class Trial {
+ public:
+  virtual ~Trial() = default;
+  // Tensors with the inputs in host memory, outputs poisoned. device, threads: if another op, or the oracle, has to make
+  // some of the inputs first.
+  virtual Result<std::unique_ptr<Call>> call(Device& device, int threads) = 0;
+  // Computes what the oracle expects, if that is not done yet and needs no device. threads 0: all.
+  virtual void expect(int threads) = 0;
+  // The outputs of a call, in host memory.
+  virtual void judge(const Call& call, int threads, Judgement& judgement) = 0;
+};
+
+enum class Bound : std::uint8_t { kCompute, kMemory };
+
+class Case {
+ public:
+  virtual ~Case() = default;
+
+  std::string name;  // says everything that sets the case apart; unique in a suite
+  std::uint64_t seed = 1;
+  std::vector<std::string> tags;  // "table", "small", ...: what a table groups by
+
+  virtual const char* family() const = 0;
+  virtual std::string op() const = 0;
+  virtual engine::Fields fields() const = 0;
+  virtual DType dtype() const = 0;
+
+  virtual double flops() const = 0;          // useful operations
+  virtual double bytes() const = 0;          // compulsory traffic: every tensor read or written once
+  virtual double unfused_bytes() const = 0;  // of the textbook computation, intermediate results included
+  virtual Bound bound() const { return Bound::kCompute; }
+  virtual bool is_sampled() const { return false; }  // too long for the oracle: some rows are checked
+
+  // Whether all runs must give the same bits.
+  virtual bool equal_runs_promised(const Device& device) const = 0;
+  virtual std::unique_ptr<Trial> trial() const = 0;
+  // The same problem, checked by samples if it is large: for a check before it is timed or tuned.
+  virtual std::unique_ptr<Case> quick_check() const = 0;
+  // Tensors for timing only: their values repeat, since new values for a large case take seconds to make.
+  virtual Result<std::unique_ptr<Call>> timed_call(Device& device) const = 0;
+
+  // Which kernel serves it on a device that need not be present.
+  virtual engine::Explanation explain(const engine::Device& device) const = 0;
+
+  // For the tuner.
+  virtual engine::SearchSpace search_space(const engine::Device& device) const = 0;
+  // What a choice compiles to; nothing if it does not fit.
+  virtual std::vector<jit::KernelInstance> kernels_of(const engine::Choice& choice,
+                                                      const engine::Device& device) const = 0;
+  virtual engine::TuningKey tuning_key(int multiprocessors) const = 0;
+  virtual std::string describe() const = 0;
+  // Small problems that the Configs of this one fit as well, to check them on before they are timed.
+  virtual std::vector<std::unique_ptr<Case>> tuning_checks() const = 0;
+};
+
+// What every case of a family answers through its problem.
+template <class Family>
+class CaseOf : public Case {
+ public:
+  virtual const typename Family::Problem& problem() const = 0;
+
+  const char* family() const override { return Family::kName; }
+  std::string op() const override { return Family::op_name(problem()); }
+  engine::Fields fields() const override { return Family::fields(problem()); }
+  std::string describe() const override { return Family::describe(problem()); }
+  engine::Explanation explain(const engine::Device& device) const override {
+    return engine::explain<Family>(problem(), device, engine::select<Family>(problem(), device));
+  }
+  engine::SearchSpace search_space(const engine::Device& device) const override {
+    return engine::search_space<Family>(problem(), device);
+  }
+  std::vector<jit::KernelInstance> kernels_of(const engine::Choice& choice,
+                                              const engine::Device& device) const override {
+    std::vector<jit::KernelInstance> list;
+    const auto* implementation = engine::find_implementation<Family>(choice.kernel);
+    if (implementation == nullptr) return list;
+    if (const auto recipe = implementation->recipe(problem(), device, choice.config)) {
+      for (const engine::Step& step : recipe->steps) {
+        if (step.kernel) list.push_back(*step.kernel);
+      }
+    }
+    return list;
+  }
+  engine::TuningKey tuning_key(int multiprocessors) const override {
+    return engine::tuning_key<Family>(problem(), multiprocessors);
+  }
+};
+
+}  // namespace tessera::verify
