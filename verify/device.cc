@@ -81,17 +81,13 @@ class CpuDevice final : public Device {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(cuda::DeviceInfo info, const cuda::CodeArch& code, cuda::Stream stream)
-      : info_(std::move(info)), stream_(std::move(stream)) {
+  // selected: engine::device_at's of this GPU, with the code that it is to run.
+  CudaDevice(cuda::DeviceInfo info, const cuda::CodeArch& code, engine::Device selected, cuda::Stream stream)
+      : info_(std::move(info)), selected_(std::move(selected)), stream_(std::move(stream)) {
     const std::string own = cuda::arch_of(info_);
     name_ = format("cuda:{} ({}, {}", info_.index, info_.name, own);
     name_ += code.target.arch != own ? format(", as {})", code.target.arch) : ")";
-    selected_.kind = engine::Device::Kind::kCuda;
     selected_.name = code.target.arch;
-    selected_.compute = code.compute;
-    selected_.specific = code.specific;
-    selected_.multiprocessors = info_.multiprocessors;
-    selected_.shared_memory_per_block = code.shared_memory_per_block;
   }
 
   std::string name() const override { return name_; }
@@ -296,9 +292,12 @@ Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const s
   }
   const Result<cuda::CodeArch> code = cuda::code_arch_of(*info);
   if (!code.ok()) return code.status();
+  Result<engine::Device> selected = engine::device_at({TESSERA_CUDA, index});
+  if (!selected.ok()) return selected.status();
   Result<cuda::Stream> stream = cuda::Stream::make(index);
   if (!stream.ok()) return stream.status();
-  return std::unique_ptr<Device>(std::make_unique<CudaDevice>(std::move(*info), *code, std::move(*stream)));
+  return std::unique_ptr<Device>(
+      std::make_unique<CudaDevice>(std::move(*info), *code, std::move(*selected), std::move(*stream)));
 }
 
 }  // namespace tessera::verify

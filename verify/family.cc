@@ -19,13 +19,6 @@ const std::vector<const Family*>& families() {
   return list;
 }
 
-const Family* find_family(std::string_view name) {
-  for (const Family* family : families()) {
-    if (name == family->name) return family;
-  }
-  return nullptr;
-}
-
 std::vector<std::string> suite_names() {
   std::vector<std::string> names;
   for (const Family* family : families()) {

@@ -59,7 +59,6 @@ struct Family {
 };
 
 const std::vector<const Family*>& families();
-const Family* find_family(std::string_view name);
 
 // Over all families: names of suites, their cases, and what the gate compiles.
 std::vector<std::string> suite_names();

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "engine/device.h"
+#include "verify/attention/family.h"
 #include "verify/family.h"
 
 namespace tessera::verify {
@@ -147,10 +148,8 @@ std::string chosen_instance(const Case& c, const engine::Device& device) {
 }
 
 TEST(AttentionChoice, is_what_the_table_says) {
-  const Family* attention = find_family("attention");
-  ASSERT_NE(attention, nullptr);
   for (const Row& row : kRows) {
-    const auto c = attention->described(flags_of(row.flags));
+    const auto c = attention_family().described(flags_of(row.flags));
     ASSERT_TRUE(c.ok()) << row.flags << ": " << c.status().message();
     const auto device = engine::cuda_device(row.arch);
     ASSERT_TRUE(device.ok()) << row.arch;
