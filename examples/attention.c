@@ -1,4 +1,5 @@
-/* Decode in C: one new query against a KV cache, with a plan that is created once and run for every token. */
+/* Decode in C: a loop over tokens. Each call appends the token's key and value to a KV cache, rotates them and the query by
+ * the token's position, and attends to everything so far, with a plan that is created once. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,10 +7,8 @@
 
 enum { BATCH = 2, CAPACITY = 64, HEADS = 8, KV_HEADS = 2, DIM = 64 };
 
-static float* random_floats(size_t count) {
-  float* values = malloc(count * sizeof *values);
-  for (size_t i = 0; values != NULL && i < count; ++i) values[i] = (float)rand() / (float)RAND_MAX - 0.5f;
-  return values;
+static void fill(float* values, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] = (float)rand() / (float)RAND_MAX - 0.5f;
 }
 
 static int check(tessera_status status, const char* what) {
@@ -19,15 +18,22 @@ static int check(tessera_status status, const char* what) {
 }
 
 int main(void) {
-  float* q = random_floats((size_t)BATCH * HEADS * DIM);
-  float* k = random_floats((size_t)BATCH * CAPACITY * KV_HEADS * DIM);
-  float* v = random_floats((size_t)BATCH * CAPACITY * KV_HEADS * DIM);
-  float* out = random_floats((size_t)BATCH * HEADS * DIM);
+  static float q[BATCH * HEADS * DIM], k_new[BATCH * KV_HEADS * DIM], v_new[BATCH * KV_HEADS * DIM];
+  static float k[BATCH * CAPACITY * KV_HEADS * DIM], v[BATCH * CAPACITY * KV_HEADS * DIM]; /* empty */
+  static float out[BATCH * HEADS * DIM], cosines[CAPACITY * DIM / 2], sines[CAPACITY * DIM / 2];
   int32_t lengths[BATCH] = {0, 0};
-  if (q == NULL || k == NULL || v == NULL || out == NULL) return 1;
+  for (int position = 0; position < CAPACITY; ++position) {
+    for (int i = 0; i < DIM / 2; ++i) {
+      const double angle = position * pow(10000.0, -2.0 * i / DIM);
+      cosines[position * DIM / 2 + i] = (float)cos(angle);
+      sines[position * DIM / 2 + i] = (float)sin(angle);
+    }
+  }
 
   int64_t q_shape[] = {BATCH, 1, HEADS, DIM};
+  int64_t new_shape[] = {BATCH, 1, KV_HEADS, DIM};
   int64_t cache_shape[] = {BATCH, CAPACITY, KV_HEADS, DIM};
+  int64_t rotary_shape[] = {CAPACITY, DIM / 2};
   int64_t lengths_shape[] = {BATCH};
   const tessera_device cpu = {TESSERA_CPU, 0};
   const tessera_dtype fp32 = {TESSERA_FLOAT, 32, 1};
@@ -36,6 +42,10 @@ int main(void) {
   const tessera_tensor tk = {k, cpu, 4, fp32, cache_shape, NULL, 0};
   const tessera_tensor tv = {v, cpu, 4, fp32, cache_shape, NULL, 0};
   const tessera_tensor tout = {out, cpu, 4, fp32, q_shape, NULL, 0};
+  const tessera_tensor tk_new = {k_new, cpu, 4, fp32, new_shape, NULL, 0};
+  const tessera_tensor tv_new = {v_new, cpu, 4, fp32, new_shape, NULL, 0};
+  const tessera_tensor tcos = {cosines, cpu, 2, fp32, rotary_shape, NULL, 0};
+  const tessera_tensor tsin = {sines, cpu, 2, fp32, rotary_shape, NULL, 0};
   const tessera_tensor tlengths = {lengths, cpu, 1, int32, lengths_shape, NULL, 0};
 
   tessera_attention args = TESSERA_ATTENTION_INIT;
@@ -44,6 +54,10 @@ int main(void) {
   args.v = &tv;
   args.out = &tout;
   args.cache_seqlens = &tlengths;
+  args.k_new = &tk_new;
+  args.v_new = &tv_new;
+  args.rotary_cos = &tcos;
+  args.rotary_sin = &tsin;
 
   tessera_plan* plan = NULL;
   if (!check(tessera_attention_plan_create(TESSERA_ATTENTION_DECODE, &args, &plan), "plan")) return 1;
@@ -52,18 +66,25 @@ int main(void) {
   void* workspace = malloc(bytes > 0 ? bytes : 1);
   int ok = workspace != NULL;
   for (int token = 0; ok && token < CAPACITY; ++token) {
-    for (int b = 0; b < BATCH; ++b) lengths[b] = token + 1;
+    /* A model computes these from the last token. */
+    fill(q, sizeof q / sizeof *q);
+    fill(k_new, sizeof k_new / sizeof *k_new);
+    fill(v_new, sizeof v_new / sizeof *v_new);
     ok = check(tessera_attention_plan_run(plan, &args, workspace, bytes, NULL), "run");
     /* One key in the cache: the output is its value. */
-    if (token == 0 && ok) ok = fabsf(out[0] - v[0]) < 1e-6f;
+    if (token == 0 && ok) ok = fabsf(out[0] - v_new[0]) < 1e-6f;
+    if (ok) ok = v[token * KV_HEADS * DIM] == v_new[0];
+    for (int b = 0; b < BATCH; ++b) lengths[b] += 1;
   }
   printf("%d tokens decoded, out[0] = %g\n", CAPACITY, (double)out[0]);
 
+  /* The cache is full now: one more token is refused, and nothing is written. */
+  if (ok && tessera_attention_plan_run(plan, &args, workspace, bytes, NULL) == TESSERA_INVALID_ARGUMENT) {
+    printf("then: %s\n", tessera_last_error());
+  } else {
+    ok = 0;
+  }
   tessera_plan_destroy(plan);
   free(workspace);
-  free(out);
-  free(v);
-  free(k);
-  free(q);
   return ok ? 0 : 1;
 }

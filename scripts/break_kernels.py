@@ -3,8 +3,8 @@
 catch it.
 
 For each mutation, a copy of kernels/ is changed, the library compiles from it (TESSERA_KERNEL_SOURCES), and the checks
-that should catch it run: verify's suites, `tessera bench --check`, the GPU tests for a kernel that serves no attention
-op yet, and `python -m tessera.bench` if this Python has a PyTorch that sees the GPU. Every command also runs on an
+that should catch it run: verify's suites, `tessera bench --check`, a GPU test for what only many calls show, and
+`python -m tessera.bench` if this Python has a PyTorch that sees the GPU. Every command also runs on an
 unchanged copy and must pass there: a check that always fails catches nothing. The table, the output of every command
 and break_kernels.json go to OUT.
 
@@ -33,6 +33,18 @@ FORWARD = ("sm_80", "attention_forward_bf16_d8x8")
 BACKWARD = ("sm_80", "attention_backward_bf16_d8x8")
 SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64")  # with and without an intra-CTA split
 SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64")
+WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192")
+WIDE_CASES = ("full", "bwd/bf16/b1_sq513_sk640")
+# For sm_80, so that no cluster does without partial results. 100 keys are one tile, thousands are shared among CTAs.
+DECODE = ("sm_80", "attention_decode_bf16_d64x64")
+DECODE_APPEND = ("sm_80", "attention_decode_bf16_d128x128")  # with and without pages, new keys and rotary embedding
+DECODE_COMBINE = ("sm_80", "decode_combine_bf16_d64")
+QUICK_DECODE = ("quick", "dec/fp16/b3_sq1_sk100_h4:2_d64")
+QUICK_APPEND = ("quick", "append")
+SHARED_KEYS = ("full", "dec/bf16/b2_sq1_sk4096_h8:1_d128")
+GEMM = ("sm_80", "gemm_dense_bf16_bf16_nn_64x64")
+GEMM_SM90 = ("sm_90a", "gemm_dense_sm90_bf16_bf16_nn_64x256")
+QUICK_GEMM = ("quick", "gemm/bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +58,7 @@ class Mutation:
     verify: tuple = ()  # (suite, filter)
     repeat: int = 1
     bench: tuple = ()  # (suite, filter) of tessera bench --check
-    gtest: str = ""  # filter of cuda_test, for a kernel that serves no attention op
+    gtest: str = ""  # filter of cuda_test
     race: bool = False  # the result depends on timing: repeated, on shapes with many tiles
     gate: bool = False  # ptxas repairs it and reports that: the compile gate must fail
     excuse: str = ""  # why it may go uncaught; it is then listed, but does not count
@@ -95,10 +107,6 @@ MUTATIONS = (
     Mutation("backward_convert_leaves_out_the_last_row", "attention/backward_convert.cuh",
              (("if (row >= len_q ||", "if (row + 1 >= len_q ||"),),
              ("sm_80", "backward_convert_bf16_v8"), "attention_backward", verify=QUICK_BACKWARD),
-    Mutation("split_combine_ignores_a_split", "attention/split_combine.cuh",
-             (("const bool wanted = split < p.splits;", "const bool wanted = split + 1 < p.splits;"),),
-             ("sm_80", "split_combine_bf16_v4_u4"), "split_combine", "native",
-             gtest="Combine.*:-Combine.works_above_two_to_the_31_elements"),
     Mutation("sm90_forward_skips_a_key_tile", "attention/forward_sm90_consumer.cuh",
              (("tiles.first = tiles.keys.first_tile(config.block_k);",
                "tiles.first = tiles.keys.first_tile(config.block_k) + 1;"),
@@ -131,7 +139,7 @@ MUTATIONS = (
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD,
              bench=("quick", "bwd/fp16/b1_sq65")),
     Mutation("sm90_backward_does_not_wait_for_queries", "attention/backward_sm90_consumer.cuh",
-             (("    wait(kAt.q_full, of.index, of.parity);\n", ""),),
+             (("{ wait(kAt.q_full, of.index, of.parity); }", "{}"),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True),
     # The wait for ds_empty stays: without it, the phases of ds_full could get ahead of the dQ warpgroup, and the kernel
     # could hang.
@@ -142,13 +150,145 @@ MUTATIONS = (
               ("    __syncwarp();\n    release(kAt.ds_full, ds_pipe.index);\n", "    __syncwarp();\n")),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True),
     Mutation("sm90_backward_does_not_wait_for_dp", "attention/backward_sm90_consumer.cuh",
-             (("      wgmma_wait_group<0>();\n      wgmma_fence_operand(x);\n      differentiate(",
-               "      wgmma_fence_operand(x);\n      differentiate("),),
+             (("      wgmma_wait_group<0>();  // dP, and dK of the previous step\n", ""),),
              SM90_BACKWARD, "attention_backward_sm90", gate=True),
+    Mutation("wide_backward_skips_a_query_tile", "attention/backward_wide_sm90_work.cuh",
+             (("steps = tiles.count * static_cast<int>(p.group);",
+               "steps = tiles.count * static_cast<int>(p.group) - 1;"),),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES),
+    Mutation("wide_backward_does_not_wait_for_queries", "attention/backward_wide_sm90_consumer.cuh",
+             (("    this->template wait_full<config.q_stages>(kAt.q_full, step);\n    wgmma_fence();\n",
+               "    wgmma_fence();\n"),),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES, repeat=5, race=True),
+    # The wait for p_empty stays: without it, the phases of p_full could get ahead of the dS warpgroup, and the kernel
+    # could hang.
+    Mutation("wide_backward_hands_p_over_too_early", "attention/backward_wide_sm90_consumer.cuh",
+             (("    this->template wait_empty<config.p_stages>(kAt.p_empty, at);\n",
+               "    this->template wait_empty<config.p_stages>(kAt.p_empty, at);\n"
+               "    this->template arrive<config.p_stages>(kAt.p_full, at);\n"),
+              ("    __syncwarp();\n    this->template arrive<config.p_stages>(kAt.p_full, at);\n", "    __syncwarp();\n")),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES, repeat=20, race=True),
+    Mutation("wide_backward_hands_ds_over_too_early", "attention/backward_wide_sm90_consumer.cuh",
+             (("    this->template wait_empty<config.ds_stages>(kAt.ds_empty, at);\n",
+               "    this->template wait_empty<config.ds_stages>(kAt.ds_empty, at);\n"
+               "    this->template arrive<config.ds_stages>(kAt.ds_full, at);\n"),
+              ("    __syncwarp();\n    this->template arrive<config.ds_stages>(kAt.ds_full, at);\n",
+               "    __syncwarp();\n")),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES, repeat=5, race=True),
+    Mutation("wide_backward_sees_keys_behind_the_sequence", "attention/backward_wide_sm90_consumer.cuh",
+             (("if (key >= keys) queries.end = queries.begin;", ""),),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=("full", "bwd/bf16/b1_sq200_sk150")),
+    Mutation("decode_skips_the_last_tile", "attention/decode_schedule.cuh",
+             (("(sequence.length + s.block_k - 1) / s.block_k - sequence.first_tile",
+               "sequence.length / s.block_k - sequence.first_tile"),),
+             DECODE, "attention_decode", verify=("full", "dec/bf16/b3_sq1_sk300_h4:1_d64"),
+             bench=("full", "dec/bf16/b3_sq1_sk300_h4:1_d64")),
+    Mutation("decode_masks_one_key_too_many", "attention/decode.cuh",
+             (("keys[half] = {max(seen.begin, at.sequence.begin), min(seen.end, at.sequence.length)};",
+               "keys[half] = {max(seen.begin, at.sequence.begin), min(seen.end, at.sequence.length - 1)};"),),
+             DECODE, "attention_decode", verify=QUICK_DECODE),
+    # What lies before leftpad is NaN: no score shows it, but 0 times such a value does.
+    Mutation("decode_loads_keys_before_leftpad", "attention/decode_cache.cuh",
+             (("(key >= begin && key < end)", "key < end"),),
+             DECODE, "attention_decode", verify=("quick", "leftpad")),
+    Mutation("decode_merges_key_warps_without_factors", "attention/decode.cuh",
+             (("merged[i] += part[i] * factor[other][i / 2];", "merged[i] += part[i];"),),
+             DECODE, "attention_decode", verify=("hostile", "dec/fp16/b2_sq1_sk700_h4:1_d128")),
+    Mutation("decode_reads_the_first_row_block_s_queries", "attention/decode.cuh",
+             (("first_row = load.column % p.row_blocks * kRows;", "first_row = 0;"),),
+             DECODE, "attention_decode", verify=("full", "dec/bf16/b2_sq7_sk100_h32:2_d64")),
+    Mutation("decode_reads_the_pages_of_another_sequence", "attention/decode_cache.cuh",
+             (("pages = s.page_table + batch * s.page_table_stride;",
+               "pages = s.page_table + (batch + 1 < s.batch ? batch + 1 : 0) * s.page_table_stride;"),),
+             DECODE_APPEND, "attention_decode", verify=("quick", "dec/fp16/b3_sq1_sk112_h4:2_d64/page16")),
+    Mutation("decode_does_not_extend_the_cache", "attention/decode.cuh",
+             (("const bool writes = row_block == 0;", "const bool writes = false;"),),
+             DECODE_APPEND, "attention_decode", verify=QUICK_APPEND, gtest="*DecodeLoop*of_16"),
+    Mutation("decode_rotates_the_other_way", "attention/decode_cache.cuh",
+             (("first ? -__fmul_rn(y, sine) : __fmul_rn(y, sine)", "first ? __fmul_rn(y, sine) : -__fmul_rn(y, sine)"),),
+             DECODE_APPEND, "attention_decode", verify=("quick", "rotary")),
+    # A position of 0 stays, so that nothing is read outside the table.
+    Mutation("decode_rotates_keys_a_position_short", "attention/decode_cache.cuh",
+             (("chunk, rotary_position + which)", "chunk, max(rotary_position + which - 1, 0))"),),
+             DECODE_APPEND, "attention_decode", verify=("quick", "rotary")),
+    Mutation("decode_rotates_queries_a_position_short", "attention/decode.cuh",
+             (("const int position = rotates ? rotary_position(at) : 0;",
+               "const int position = rotates ? max(rotary_position(at) - 1, 0) : 0;"),),
+             DECODE_APPEND, "attention_decode", verify=("quick", "rotary")),
+    Mutation("decode_does_not_wait_for_keys", "attention/decode.cuh",
+             (("        cp_async_wait_group<config.stages - 2>();\n", ""),),
+             DECODE, "attention_decode", verify=QUICK_DECODE, repeat=5, race=True),
+    # The warps that did not load a key multiply what was in its place: on code for sm_75, which has one stage, the tile
+    # before, and of a new key a row of zeros, because its one warp still waits for global memory.
+    Mutation("decode_drops_a_barrier_before_the_products", "attention/decode.cuh",
+             (("        load_tile(load, 0);\n        __syncthreads();\n", "        load_tile(load, 0);\n"),),
+             ("sm_75", "attention_decode_fp16_d64x64"), "attention_decode", "sm_75",
+             verify=("full", "dec/fp16/b3_sq1_sk1025_h8_d64"), repeat=10, race=True),
+    Mutation("decode_drops_a_barrier_after_new_keys", "attention/decode.cuh",
+             (("first_key, 0, writes);\n    __syncthreads();\n", "first_key, 0, writes);\n"),),
+             DECODE_APPEND, "attention_decode", verify=QUICK_APPEND, repeat=5, race=True),
+    Mutation("decode_combine_ignores_the_first_part", "attention/decode_combine.cuh",
+             (("const bool wanted = part < parts.count;", "const bool wanted = part > 0 && part < parts.count;"),),
+             DECODE_COMBINE, "attention_decode", verify=SHARED_KEYS),
+    Mutation("decode_combine_reads_another_slot", "attention/decode_combine.cuh",
+             (("part == 0 && first_is_apart ? first + 1 : first + part * step", "first + part * step"),),
+             DECODE_COMBINE, "attention_decode", verify=SHARED_KEYS),
+    Mutation("decode_cluster_ignores_its_last_cta", "attention/decode.cuh",
+             (("if (other >= parts) continue;", "if (other + 1 >= parts) continue;"),),
+             ("sm_90a", "attention_decode_bf16_d64x64"), "attention_decode", "native",
+             verify=("full", "dec/bf16/b3_sq1_sk300_h4:1_d128")),
+    Mutation("gemm_skips_the_last_step", "gemm/dense.cuh",
+             (("for (int k = first_k; k < end_k; k += config.block_k) {",
+               "for (int k = first_k; k + config.block_k < end_k; k += config.block_k) {"),),
+             GEMM, "gemm_dense", verify=QUICK_GEMM),
+    Mutation("gemm_drops_a_barrier", "gemm/dense.cuh",
+             (("#endif\n      __syncthreads();\n      const int next", "#endif\n      const int next"),),
+             GEMM, "gemm_dense", verify=("full", "gemm/bf16/m200_n264"), repeat=10, race=True),
+    Mutation("gemm_reads_beyond_the_last_column", "gemm/dense.cuh",
+             (("max(0, min(columns - column, 8))", "max(0, min(columns - column + 1, 8))"),),
+             GEMM, "gemm_dense", verify=("full", "gemm/bf16/m141_n171")),
+    Mutation("gemm_forgets_the_bias", "gemm/epilogue.cuh",
+             (("if constexpr (config.bias) y[0] += bias[0], y[1] += bias[1];", ""),),
+             GEMM, "gemm_dense", verify=QUICK_GEMM),
+    Mutation("gemm_reduce_skips_a_split", "gemm/split_reduce.cuh",
+             (("split < p.splits; ++split", "split + 1 < p.splits; ++split"),),
+             ("sm_80", "gemm_split_reduce"), "gemm_dense", verify=("full", "gemm/bf16/m72_n56_k5000")),
+    Mutation("gemm_pads_with_the_wrong_row", "gemm/pad_rows.cuh",
+             (("static_cast<const Bits16*>(p.from.data) + row * p.from.row_stride",
+               "static_cast<const Bits16*>(p.from.data) + (row ^ 1) * p.from.row_stride"),),
+             ("sm_90a", "gemm_pad_rows"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n512_k1365")),
+    Mutation("sm90_gemm_releases_a_stage_early", "gemm/dense_sm90_consumer.cuh",
+             (("        wgmma_wait_group<1>();\n        release(previous);",
+               "        release(previous);\n        wgmma_wait_group<1>();"),),
+             GEMM_SM90, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000"), repeat=20, race=True),
+    Mutation("sm90_gemm_does_not_wait_for_a_stage", "gemm/dense_sm90_consumer.cuh",
+             (("      mbarrier_wait_parity(shared + kAt.full + pipe.index * kMbarrierBytes, pipe.parity);\n", ""),),
+             GEMM_SM90, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m200_n264"), repeat=5, race=True),
+    Mutation("sm90_gemm_mixes_row_groups", "gemm/dense_sm90_consumer.cuh",
+             (("row % kGroupRows * 8 + row / kGroupRows", "row % kGroupRows * 8 + (row / kGroupRows ^ 1)"),),
+             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m300_n200_k1365")),
+    Mutation("sm90_gemm_shifts_by_one_element_too_few", "gemm/dense_sm90_producer.cuh",
+             (("p.shift[(first + i * kStep) / group_rows]", "max(0, p.shift[(first + i * kStep) / group_rows] - 1)"),),
+             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m300_n200_k1365")),
+    Mutation("sm90_gemm_does_not_wait_for_the_next_frame", "gemm/dense_sm90_producer.cuh",
+             (("        if constexpr (!config.a_transposed) mbarrier_wait_parity(frame_full(frame.index), frame.parity);\n",
+               ""),),
+             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n512_k1365"),
+             repeat=20, race=True),
+    Mutation("sm90_gemm_stores_an_unaligned_row_shifted", "gemm/dense_sm90_consumer.cuh",
+             (("eight_of_sixteen(before, own, 8 - shift[i])", "eight_of_sixteen(before, own, shift[i])"),),
+             ("sm_90a", "_rows"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n1365")),
+    Mutation("sm90_gemm_stores_a_box_too_early", "gemm/dense_sm90_consumer.cuh",
+             (("        fence_proxy_async();\n        named_barrier_sync(barrier, 128);\n", "        fence_proxy_async();\n"),),
+             GEMM_SM90, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000"), repeat=20, race=True),
+    Mutation("sm90_gemm_skips_a_step", "gemm/dense_sm90_work.cuh",
+             (("min(work.first_step + p.k_steps_per_split, p.k_steps)",
+               "min(work.first_step + p.k_steps_per_split, p.k_steps - 1)"),),
+             ("sm_90a", "shifted_a_split"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m72_n56_k5000")),
 )
 # For the comparison with peers, which runs whichever kernel is selected: each of them skips a tile.
 PEERS = ("forward_skips_a_key_tile", "sm90_forward_skips_a_key_tile", "backward_skips_a_query_tile",
-         "sm90_backward_skips_a_query_tile")
+         "sm90_backward_skips_a_query_tile", "wide_backward_skips_a_query_tile", "decode_skips_the_last_tile")
 
 
 class Misfit(Exception):
@@ -315,7 +455,8 @@ def table(rows):
         figures = ["{}/{}".format(*row[c]) if c in row else "" for c in ("verify", "bench")]
         for other in ("cuda_test", "gate", "peers"):
             if other in row:
-                figures[other == "peers"] = "{}/{} ({})".format(*row[other], other.replace("_", " "))
+                found = "{}/{} ({})".format(*row[other], other.replace("_", " "))
+                figures[other == "peers"] += f", {found}" if figures[other == "peers"] else found
         caught = "-" if row["caught"] is None else "yes" if row["caught"] else "NO"
         note = row["notes"][0] if row["notes"] else ""
         lines.append((row["mutation"], row["kernel"], "race" if row["race"] else "", *figures, caught, note[:100]))

@@ -123,8 +123,7 @@ if ! skipped sanitizer; then
 fi
 finish_all
 if [[ -f $out/cuda_test.txt ]] && grep -q PASSED "$out/cuda_test.txt" && ! grep -q FAILED "$out/cuda_test.txt"; then
-  "$tessera" kernels --record "$record" --by cuda_test \
-    --kernel attention/backward_preprocess.cuh,attention/split_combine.cuh
+  "$tessera" kernels --record "$record" --by cuda_test --kernel attention/backward_preprocess.cuh
 fi
 if ! skipped bench; then
   # fp16 uses the same code.

@@ -8,26 +8,33 @@ copy replaces them by ways that racecheck understands, and that order no less:
   reaches these barriers in the same order, so there is no deadlock. The dV warps then also wait for the dK warps, which
   orders their later accesses to a tile after the dK warps' earlier ones: a race between just these is not found, all
   others are.
-- One lane that arrives at an mbarrier for its warp, in the Hopper backward: every lane arrives.
+- One lane that arrives at an mbarrier for its warp, in the Hopper backwards: every lane arrives.
 """
 
 import shutil
 import sys
 
-from break_kernels import BACKWARD, ROOT, SM90_BACKWARD, Misfit, Mutation, apply
+from break_kernels import BACKWARD, ROOT, SM90_BACKWARD, WIDE_BACKWARD, Misfit, Mutation, apply
 
 CHANGES = (
     Mutation("bar.arrive is bar.sync", "attention/backward.cuh",
              (("    named_barrier_arrive(1 + strip, kThreads);\n", "    named_barrier_sync(1 + strip, kThreads);\n"),),
              BACKWARD),
     Mutation("every lane arrives", "attention/backward_sm90_consumer.cuh",
-             (("    if (is_first) mbarrier_arrive(shared + barriers", "    mbarrier_arrive(shared + barriers"),),
+             (("    if (elect_one()) mbarrier_arrive(shared + barriers", "    mbarrier_arrive(shared + barriers"),),
              SM90_BACKWARD),
     Mutation("mbarriers expect every lane", "attention/backward_sm90.cuh",
              (("mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps);",
                "mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps * 32);"),
               ("mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kWarps);",
                "mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kWarps * 32);")), SM90_BACKWARD),
+    Mutation("every lane arrives", "attention/backward_wide_sm90_consumer.cuh",
+             (("    if (is_first) mbarrier_arrive(shared + barriers", "    mbarrier_arrive(shared + barriers"),),
+             WIDE_BACKWARD),
+    Mutation("every lane arrives", "attention/backward_wide_sm90_dq.cuh",
+             (("if (lane == 0) mbarrier_arrive(", "mbarrier_arrive("),), WIDE_BACKWARD),
+    Mutation("mbarriers expect every lane", "attention/backward_wide_sm90.cuh",
+             (("constexpr unsigned kArrivals = 1;", "constexpr unsigned kArrivals = 32;"),), WIDE_BACKWARD),
 )
 
 

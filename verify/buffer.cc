@@ -122,7 +122,18 @@ void Buffer::fill(const std::vector<std::int32_t>& values, std::int64_t rows, in
   show(4 - rank, rank);
 }
 
-void Buffer::poison() { fill_with_poison(storage); }
+void Buffer::update_in_place() {
+  written = true;
+  before = storage;
+}
+
+void Buffer::poison() {
+  if (before.empty()) {
+    fill_with_poison(storage);
+  } else {
+    std::memcpy(storage.data(), before.data(), before.size());
+  }
+}
 
 void Buffer::read(HostTensor& to) const {
   const DType type = dtype();

@@ -37,6 +37,7 @@ struct Buffer {
   std::array<std::int64_t, 4> strides{};  // in elements
   tessera_tensor tensor{};
   bool written = false;  // by the op; gaps of such a tensor must still be poisoned afterwards
+  Bytes before;          // written in part: what poison() restores
 
   explicit Buffer(const char* argument) : name(argument) {}
   Buffer(const Buffer&) = delete;
@@ -52,6 +53,8 @@ struct Buffer {
   void fill(DType dtype, int rank, const HostTensor& values, bool written_by_op);
   // int32 values, [n] or [rows, n / rows].
   void fill(const std::vector<std::int32_t>& values, std::int64_t rows, int rank);
+  // The op reads and writes it, in part: it is filled, and is filled again by poison().
+  void update_in_place();
   // The tensor has `rank` of the dims, from first_dim on, and points at the host's memory.
   void show(int first_dim, int rank);
 

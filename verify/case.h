@@ -33,6 +33,8 @@ struct Judgement {
   std::string failure;  // the first; empty: all passed
 
   void add(const char* tensor, const Verdict& verdict);
+  // Of what must be right to the bit: empty, or what is not.
+  void add_exact(const std::string& difference);
 };
 
 // A case with its inputs, to be run and judged once, or once per Config.
@@ -69,6 +71,9 @@ class Case {
   virtual Bound bound() const { return Bound::kCompute; }
   virtual bool is_sampled() const { return false; }  // too long for the oracle: some rows are checked
 
+  // Whether the call breaks the contract in a way that is seen before anything runs on this device. It must then return
+  // invalid_argument and write nothing.
+  virtual bool is_invalid(const Device&) const { return false; }
   // Whether all runs must give the same bits.
   virtual bool equal_runs_promised(const Device& device) const = 0;
   virtual std::unique_ptr<Trial> trial() const = 0;

@@ -1,6 +1,7 @@
 #include "verify/check.h"
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -89,6 +90,24 @@ bool run_case(Call& call, Device& device, int repeat, Report& report, const std:
   return true;
 }
 
+// A call that must be refused with a message before anything is written.
+Report check_invalid(Call& call, Device& device) {
+  Report report;
+  Contents before;
+  for (const Buffer* b : call.buffers()) before.push_back(b->storage);
+  if (const Status s = run_once(call, device); s.code() != TESSERA_INVALID_ARGUMENT || s.message().empty()) {
+    report.detail = s.ok() ? "it breaks the contract and was run" : format("not invalid_argument: {}", s.message());
+    return report;
+  }
+  std::size_t n = 0;
+  for (const Buffer* b : call.buffers()) {
+    if (b->storage != before[n++]) report.detail = format("{} was written by a call that was refused", b->name);
+  }
+  report.judged = true;
+  report.outcome = report.detail.empty() ? Outcome::kPassed : Outcome::kFailed;
+  return report;
+}
+
 }  // namespace
 
 void Judgement::add(const char* tensor, const Verdict& verdict) {
@@ -97,6 +116,13 @@ void Judgement::add(const char* tensor, const Verdict& verdict) {
     worst_tensor = tensor;
   }
   if (!verdict.pass && failure.empty()) failure = format("{}: {}", tensor, verdict.message);
+}
+
+void Judgement::add_exact(const std::string& difference) {
+  if (difference.empty()) return;
+  worst_ratio = std::numeric_limits<double>::infinity();
+  worst_tensor = difference.substr(0, difference.find(':'));
+  if (failure.empty()) failure = difference;
 }
 
 const char* name_of(Outcome outcome) {
@@ -135,6 +161,7 @@ Report check_trial(const Case& c, Trial& trial, Device& device, int repeat, int 
     report.detail = call.status().message();
     return report;
   }
+  if (c.is_invalid(device)) return check_invalid(**call, device);
   Judgement judgement;
   if (!run_case(**call, device, repeat, report, [&] { trial.judge(**call, threads, judgement); })) return report;
   report.judged = true;

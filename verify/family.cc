@@ -4,7 +4,7 @@
 #include <set>
 
 // Every family; verify/<name>/ defines <name>_family(). One line adds a family.
-#define TESSERA_FAMILIES(each) each(attention)
+#define TESSERA_FAMILIES(each) each(attention) each(gemm)
 
 namespace tessera::verify {
 

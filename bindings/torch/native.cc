@@ -75,6 +75,23 @@ struct Inputs {
   }
 };
 
+// What decode has besides: the rows of the cache, and keys that are appended to it.
+struct Appended {
+  static constexpr Py_ssize_t kValues = 8;
+  View cache_batch_idx, leftpad_k, k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status;
+
+  bool read(PyObject* const* values, Data data, tessera_attention* args) {
+    return read_optional(values[0], "cache_batch_idx", data, &cache_batch_idx, &args->cache_batch_idx) &&
+           read_optional(values[1], "leftpad_k", data, &leftpad_k, &args->leftpad_k) &&
+           read_optional(values[2], "k_new", data, &k_new, &args->k_new) &&
+           read_optional(values[3], "v_new", data, &v_new, &args->v_new) &&
+           read_optional(values[4], "rotary_cos", data, &rotary_cos, &args->rotary_cos) &&
+           read_optional(values[5], "rotary_sin", data, &rotary_sin, &args->rotary_sin) &&
+           read_optional(values[6], "rotary_seqlens", data, &rotary_seqlens, &args->rotary_seqlens) &&
+           read_optional(values[7], "status", data, &status, &args->status);
+  }
+};
+
 struct Outputs {
   View out_view, lse_view;
   Ref out, lse;
@@ -124,15 +141,17 @@ PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return outputs.result(with_lse);
 }
 
-// decode(q, k, v, alibi, cache_seqlens, page_table, options, with_lse) -> out or (out, lse)
+// decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, k_new, v_new, rotary_cos, rotary_sin,
+//        rotary_seqlens, status, options, with_lse) -> out or (out, lse)
 PyObject* decode(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("decode", count, 8)) return nullptr;
+  if (!expect("decode", count, 16)) return nullptr;
   Inputs in;
+  Appended appended;
   Outputs outputs;
-  const bool with_lse = is_true(values[7]);
+  const bool with_lse = is_true(values[15]);
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_cache(values + 3, Data::kNeeded) ||
-      !read_options(values[6], &in.args) || !outputs.make(&in, with_lse) ||
-      !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
+      !appended.read(values + 6, Data::kNeeded, &in.args) || !read_options(values[14], &in.args) ||
+      !outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
     return nullptr;
   }
   return outputs.result(with_lse);
@@ -168,18 +187,23 @@ PyObject* backward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return PyTuple_Pack(3, dq_tensor.get(), dk_tensor.get(), dv_tensor.get());
 }
 
-// explain(op, arch or None, format, q, k, v, alibi, a, b, options) -> str. a, b: cu_seqlens_q and cu_seqlens_k; for
-// decode, cache_seqlens and page_table. format: a tessera_explain_format.
+// explain(op, arch or None, format, options, q, k, v, alibi, ...) -> str. Then cu_seqlens_q and cu_seqlens_k; for decode,
+// what it takes between alibi and its options. format: a tessera_explain_format.
 PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("explain", count, 10)) return nullptr;
-  const auto op = static_cast<tessera_attention_op>(PyLong_AsLong(values[0]));
-  const auto format = static_cast<tessera_explain_format>(PyLong_AsLong(values[2]));
-  if (PyErr_Occurred() != nullptr) return nullptr;
+  constexpr Py_ssize_t kLeast = 10;
   Inputs in;
-  const bool read = in.read_qkv(values + 3, Data::kNotNeeded) &&
-                    (op == TESSERA_ATTENTION_DECODE ? in.read_cache(values + 6, Data::kNotNeeded)
-                                                    : in.read_packing(values + 6, Data::kNotNeeded));
-  if (!read || !read_options(values[9], &in.args)) return nullptr;
+  Appended appended;
+  if (count < kLeast && !expect("explain", count, kLeast)) return nullptr;
+  const auto op = static_cast<tessera_attention_op>(PyLong_AsLong(values[0]));
+  const bool decodes = op == TESSERA_ATTENTION_DECODE;
+  if (!expect("explain", count, decodes ? kLeast + Appended::kValues : kLeast)) return nullptr;
+  const auto format = static_cast<tessera_explain_format>(PyLong_AsLong(values[2]));
+  if (PyErr_Occurred() != nullptr || !read_options(values[3], &in.args)) return nullptr;
+  if (!in.read_qkv(values + 4, Data::kNotNeeded)) return nullptr;
+  const bool read =
+      decodes ? in.read_cache(values + 7, Data::kNotNeeded) && appended.read(values + 10, Data::kNotNeeded, &in.args)
+              : in.read_packing(values + 7, Data::kNotNeeded);
+  if (!read) return nullptr;
   const char* arch = nullptr;
   if (values[1] != Py_None) {
     arch = PyUnicode_AsUTF8AndSize(values[1], nullptr);
@@ -298,6 +322,7 @@ PyMODINIT_FUNC PyInit__native() {
       {"backward", fast<backward>(), METH_FASTCALL, nullptr},
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},
       {"explain", fast<explain>(), METH_FASTCALL, nullptr},
+      {"gemm", fast<gemm>(), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyModuleDef definition = {

@@ -24,6 +24,7 @@ struct Key {
   std::int32_t ndims[4];  // q, k, v, slopes
   std::int64_t shapes[3][4];
   std::int64_t batch, pages;  // of cu_seqlens or the page table
+  std::int64_t seq_new, rotary_rows, rotary_columns;
   float scale, softcap;
   std::uint32_t flags;
   std::int32_t alignment;
@@ -60,11 +61,12 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
   key.device = a.q->device;
   key.dtype = a.q->dtype;
   std::uint32_t bit = 1;
-  for (const tessera_tensor* t : {a.lse, a.dlse, a.alibi_slopes, a.cu_seqlens_q, a.cache_seqlens, a.page_table}) {
+  for (const tessera_tensor* t : {a.lse, a.dlse, a.alibi_slopes, a.cu_seqlens_q, a.cache_seqlens, a.page_table,
+                                  a.cache_batch_idx, a.leftpad_k, a.k_new, a.rotary_cos}) {
     if (t != nullptr) key.given |= bit;
     bit <<= 1;
   }
-  for (const tessera_tensor* t : {a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv}) {
+  for (const tessera_tensor* t : {a.q, a.k, a.v, a.out, a.dout, a.dq, a.dk, a.dv, a.k_new, a.v_new}) {
     if (t != nullptr && aligned(t)) key.given |= bit;
     bit <<= 1;
   }
@@ -80,6 +82,8 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
   if (a.alibi_slopes != nullptr) key.ndims[3] = a.alibi_slopes->ndim;
   if (a.cu_seqlens_q != nullptr) key.batch = dim(*a.cu_seqlens_q, 0);
   if (a.page_table != nullptr) key.batch = dim(*a.page_table, 0), key.pages = dim(*a.page_table, 1);
+  if (a.k_new != nullptr) key.seq_new = dim(*a.k_new, 1);
+  if (a.rotary_cos != nullptr) key.rotary_rows = dim(*a.rotary_cos, 0), key.rotary_columns = dim(*a.rotary_cos, 1);
   key.scale = a.scale;
   key.softcap = a.softcap;
   key.flags = a.flags;
@@ -116,18 +120,6 @@ struct WithoutGil {
   PyThreadState* state = PyEval_SaveThread();
   ~WithoutGil() { PyEval_RestoreThread(state); }
 };
-
-// The CPU backend uses as many threads as PyTorch, whose number launchers and data loaders set.
-bool follow_threads() {
-  static long set = 0;
-  const Ref number(PyObject_CallNoArgs(torch.get_num_threads));
-  if (!number) return false;
-  const long threads = PyLong_AsLong(number.get());
-  if (threads == set) return true;
-  if (!succeeded(tessera_set_num_threads(static_cast<std::int32_t>(threads)))) return false;
-  set = threads;
-  return true;
-}
 
 // Lengths in host memory are part of the problem, so a plan made for one call may not cover the next.
 bool lengths_matter(const tessera_attention& a) { return a.cu_seqlens_q != nullptr && a.q->device.type == TESSERA_CPU; }
@@ -170,13 +162,22 @@ bool succeeded(tessera_status status) {
   return false;
 }
 
-bool run(tessera_attention_op op, const tessera_attention& args, const View& q) {
-  const bool cpu = args.q->device.type == TESSERA_CPU;
-  if (cpu && !follow_threads()) return false;
-  const Plan plan = plan_for(op, args);
-  if (!plan) return false;
+bool follow_threads() {
+  static long set = 0;
+  const Ref number(PyObject_CallNoArgs(torch.get_num_threads));
+  if (!number) return false;
+  const long threads = PyLong_AsLong(number.get());
+  if (threads == set) return true;
+  if (!succeeded(tessera_set_num_threads(static_cast<std::int32_t>(threads)))) return false;
+  set = threads;
+  return true;
+}
 
-  const std::size_t bytes = tessera_plan_workspace(plan.get());
+bool run_plan(const tessera_plan* plan, const View& like,
+              const std::function<tessera_status(void* workspace, std::size_t bytes, void* stream)>& run) {
+  const tessera_device device = like.tensor.device;
+  const bool cpu = device.type == TESSERA_CPU;
+  const std::size_t bytes = tessera_plan_workspace(plan);
   void* workspace = nullptr;
   Ref scratch;
   View scratch_view;
@@ -184,13 +185,13 @@ bool run(tessera_attention_op op, const tessera_attention& args, const View& q) 
     workspace = small_workspace();
   } else if (bytes > 0) {
     const auto size = static_cast<std::int64_t>(bytes);
-    scratch = allocate(q, torch.uint8, &size, 1, Fill::kNone, &scratch_view);
+    scratch = allocate(like, torch.uint8, &size, 1, Fill::kNone, &scratch_view);
     if (!scratch) return false;
     workspace = scratch_view.tensor.data;
   }
   void* stream = nullptr;
   if (!cpu) {
-    const Ref index(PyLong_FromLong(args.q->device.index));
+    const Ref index(PyLong_FromLong(device.index));
     const Ref handle(index ? PyObject_CallFunctionObjArgs(torch.current_stream, index.get(), nullptr) : nullptr);
     if (!handle) return false;
     stream = PyLong_AsVoidPtr(handle.get());
@@ -198,9 +199,18 @@ bool run(tessera_attention_op op, const tessera_attention& args, const View& q) 
   tessera_status status;
   {
     const WithoutGil without;
-    status = tessera_attention_plan_run(plan.get(), &args, workspace, bytes, stream);
+    status = run(workspace, bytes, stream);
   }
   return succeeded(status);
+}
+
+bool run(tessera_attention_op op, const tessera_attention& args, const View& q) {
+  if (args.q->device.type == TESSERA_CPU && !follow_threads()) return false;
+  const Plan plan = plan_for(op, args);
+  if (!plan) return false;
+  return run_plan(plan.get(), q, [&](void* workspace, std::size_t bytes, void* stream) {
+    return tessera_attention_plan_run(plan.get(), &args, workspace, bytes, stream);
+  });
 }
 
 }  // namespace tessera::python

@@ -1,6 +1,8 @@
 // Runs ops through plans that are kept from call to call.
 #pragma once
 
+#include <functional>
+
 #include "tensor.h"
 
 namespace tessera::python {
@@ -8,6 +10,15 @@ namespace tessera::python {
 // Runs the op on the tensors' device: on the CPU synchronously, on a GPU on PyTorch's current stream, with a workspace
 // from PyTorch's allocator. q: args.q. Returns false, with an exception set, if it fails.
 bool run(tessera_attention_op op, const tessera_attention& args, const View& q);
+
+// What runs of every family share. follow_threads: the CPU backend uses as many threads as PyTorch. run_plan: calls
+// run(workspace, bytes, stream) without the GIL, with a workspace of the plan's size on like's device.
+bool follow_threads();
+bool run_plan(const tessera_plan* plan, const View& like,
+              const std::function<tessera_status(void* workspace, std::size_t bytes, void* stream)>& run);
+
+// tessera._native.gemm: bindings/torch/gemm.cc.
+PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count);
 
 // Raises tessera.Error with the library's error message unless status is TESSERA_OK.
 bool succeeded(tessera_status status);

@@ -23,8 +23,10 @@ typedef enum tessera_alignment {
 } tessera_alignment;
 
 enum {
-  TESSERA_CAUSAL = 1u << 0,       /* a query sees no key beyond its own position */
-  TESSERA_DETERMINISTIC = 1u << 1 /* backward: bitwise equal gradients from run to run */
+  TESSERA_CAUSAL = 1u << 0,             /* a query sees no key beyond its own position */
+  TESSERA_DETERMINISTIC = 1u << 1,      /* backward: bitwise equal gradients from run to run */
+  TESSERA_ROTARY_INTERLEAVED = 1u << 2, /* rotary pairs are columns 2i and 2i + 1; else i and i + R / 2 */
+  TESSERA_BATCH_INVARIANT = 1u << 3     /* decode: a sequence's result does not depend on the rest of the batch */
 };
 
 /* All three ops take this. Set it up with TESSERA_ATTENTION_INIT, then the fields you need; a tensor that the op does
@@ -61,15 +63,31 @@ typedef struct tessera_attention {
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
-  /* Decode: int32 [B], keys in use per sequence, the new ones included; NULL: the whole cache. */
+  /* Decode: int32 [B], keys in use per sequence, those of the queries included; NULL: the whole cache. With k_new: keys
+   * in use before the append; required. */
   const tessera_tensor* cache_seqlens;
   const tessera_tensor* page_table; /* decode: int32 [B, max_pages_per_seq], optional; k and v are then paged */
+
+  /* Decode, all optional. k_new and v_new are written to the cache, behind the keys in use, and are attended to. Rotary
+   * embedding rotates the first R columns of k_new and q before anything else: new key i is at position p + i, query i
+   * too if the mask is causal or a window and else at p, with p = rotary_seqlens or cache_seqlens.
+   * On a GPU lengths are known to the device alone. A sequence whose lengths or indices do not fit the cache (an append
+   * to a full one) is refused there: its out is 0, its lse -inf, its cache is not touched and its status is 1. */
+  const tessera_tensor* k_new;           /* [B, Sn, Hkv, Dqk] */
+  const tessera_tensor* v_new;           /* [B, Sn, Hkv, Dv] */
+  const tessera_tensor* rotary_cos;      /* of q's type, [positions, R / 2]; needs k_new */
+  const tessera_tensor* rotary_sin;      /* likewise */
+  const tessera_tensor* rotary_seqlens;  /* int32 [B] */
+  const tessera_tensor* cache_batch_idx; /* int32 [B]: each sequence's row of k and v; NULL: b; not with page_table */
+  const tessera_tensor* leftpad_k;       /* int32 [B]: keys at the start of each sequence that no query sees */
+  const tessera_tensor* status;          /* int32 [B], written: 0, or 1 if the sequence was refused */
 } tessera_attention;
 
-#define TESSERA_ATTENTION_INIT                                                                                   \
-  {                                                                                                              \
-    sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u, \
-        TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL                                          \
+#define TESSERA_ATTENTION_INIT                                                                                     \
+  {                                                                                                                \
+    sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u,   \
+        TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+        NULL                                                                                                       \
   }
 
 TESSERA_API tessera_status tessera_attention_plan_create(tessera_attention_op op, const tessera_attention* args,

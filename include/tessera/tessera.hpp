@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "tessera/attention.h"
+#include "tessera/gemm.h"
 
 namespace tessera {
 
@@ -91,6 +92,11 @@ struct Attention {
   std::int64_t max_seqlen_q = 0;
   std::int64_t max_seqlen_k = 0;
   Tensor cache_seqlens{}, page_table{};
+  Tensor k_new{}, v_new{};
+  Tensor rotary_cos{}, rotary_sin{}, rotary_seqlens{};
+  bool rotary_interleaved = false;
+  Tensor cache_batch_idx{}, leftpad_k{}, status{};
+  bool batch_invariant = false;
 };
 
 namespace detail {
@@ -118,6 +124,8 @@ class Lowered {
     args_.alibi_slopes = tensor(a.alibi_slopes);
     if (a.causal) args_.flags |= TESSERA_CAUSAL;
     if (a.deterministic) args_.flags |= TESSERA_DETERMINISTIC;
+    if (a.rotary_interleaved) args_.flags |= TESSERA_ROTARY_INTERLEAVED;
+    if (a.batch_invariant) args_.flags |= TESSERA_BATCH_INVARIANT;
     args_.alignment = a.alignment;
     args_.window_left = a.window_left;
     args_.window_right = a.window_right;
@@ -127,6 +135,14 @@ class Lowered {
     args_.max_seqlen_k = a.max_seqlen_k;
     args_.cache_seqlens = tensor(a.cache_seqlens);
     args_.page_table = tensor(a.page_table);
+    args_.k_new = tensor(a.k_new);
+    args_.v_new = tensor(a.v_new);
+    args_.rotary_cos = tensor(a.rotary_cos);
+    args_.rotary_sin = tensor(a.rotary_sin);
+    args_.rotary_seqlens = tensor(a.rotary_seqlens);
+    args_.cache_batch_idx = tensor(a.cache_batch_idx);
+    args_.leftpad_k = tensor(a.leftpad_k);
+    args_.status = tensor(a.status);
   }
   Lowered(const Lowered&) = delete;
   Lowered& operator=(const Lowered&) = delete;
@@ -134,7 +150,7 @@ class Lowered {
   const tessera_attention* get() const noexcept { return &args_; }
 
  private:
-  static constexpr std::size_t kTensors = 15;
+  static constexpr std::size_t kTensors = 23;
 
   const tessera_tensor* tensor(const Tensor& t) {
     if (!t.given()) return nullptr;
@@ -202,5 +218,85 @@ inline std::string explain(tessera_attention_op op, const Attention& attention, 
   text.resize(needed - 1);
   return text;
 }
+
+// The arguments of a product with its epilogue; tessera_gemm in gemm.h says what each is.
+struct Gemm {
+  Tensor a{}, b{}, out{};
+  Tensor bias{}, gate{}, gate_bias{}, saved{}, preactivation{}, residual{};
+  tessera_activation activation = TESSERA_ACTIVATION_NONE;
+  bool a_transposed = false;
+  bool b_transposed = false;
+};
+
+namespace detail {
+
+// A Gemm as the C struct. It points into that Gemm and into itself, so it is neither copied nor moved.
+class LoweredGemm {
+ public:
+  explicit LoweredGemm(const Gemm& g) {
+    args_.a = tensor(g.a);
+    args_.b = tensor(g.b);
+    args_.out = tensor(g.out);
+    args_.bias = tensor(g.bias);
+    args_.gate = tensor(g.gate);
+    args_.gate_bias = tensor(g.gate_bias);
+    args_.saved = tensor(g.saved);
+    args_.preactivation = tensor(g.preactivation);
+    args_.residual = tensor(g.residual);
+    args_.activation = g.activation;
+    if (g.a_transposed) args_.flags |= TESSERA_GEMM_A_TRANSPOSED;
+    if (g.b_transposed) args_.flags |= TESSERA_GEMM_B_TRANSPOSED;
+  }
+  LoweredGemm(const LoweredGemm&) = delete;
+  LoweredGemm& operator=(const LoweredGemm&) = delete;
+
+  const tessera_gemm* get() const noexcept { return &args_; }
+
+ private:
+  static constexpr std::size_t kTensors = 9;
+
+  const tessera_tensor* tensor(const Tensor& t) {
+    if (!t.given()) return nullptr;
+    views_[count_] = t.view();
+    return &views_[count_++];
+  }
+
+  std::array<tessera_tensor, kTensors> views_{};
+  std::size_t count_ = 0;
+  tessera_gemm args_ = TESSERA_GEMM_INIT;
+};
+
+}  // namespace detail
+
+// The library allocates the workspace.
+inline void gemm_dense(const Gemm& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_gemm_run(TESSERA_GEMM_DENSE, detail::LoweredGemm(args).get(), nullptr, 0, stream));
+}
+
+// As Plan, for products.
+class GemmPlan {
+ public:
+  explicit GemmPlan(const Gemm& args) {
+    tessera_plan* plan = nullptr;
+    detail::throw_unless_ok(tessera_gemm_plan_create(TESSERA_GEMM_DENSE, detail::LoweredGemm(args).get(), &plan));
+    plan_.reset(plan);
+  }
+
+  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
+  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
+    return tessera_plan_explain(plan_.get(), format);
+  }
+
+  void run(const Gemm& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    detail::throw_unless_ok(
+        tessera_gemm_plan_run(plan_.get(), detail::LoweredGemm(args).get(), workspace, bytes, stream));
+  }
+
+ private:
+  struct Destroy {
+    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
+  };
+  std::unique_ptr<tessera_plan, Destroy> plan_;
+};
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 // Config, shared-memory layout and Params of attention/backward.cuh; backward_dq.cuh takes the same Params.
 #pragma once
 
-#include "tile/arch.h"
 #include "tile/mask.h"
 #include "tile/types.h"
 

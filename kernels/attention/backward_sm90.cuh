@@ -14,14 +14,14 @@
 //
 //   shared memory:  K [block_k, Dqk]    V [block_k, Dv]    Q [stages][block_q, Dqk]    dO [stages][block_q, Dv]
 //                   dS^T [ds_stages][block_k, block_q]     LSE, delta [stages][block_q]    (tile/tensor_map.h)
-//   registers:      dK [64, Dqk] and dV [64, Dv] fp32; S^T and dP^T [64, block_q] fp32, in one accumulator or, if
-//                   Config::overlaps, in two; P^T and dS^T [64, block_q] 16 bit; distributed over a warpgroup
+//   registers:      dK [64, Dqk] and dV [64, Dv] fp32; S^T and dP^T [64, block_q] fp32, in an accumulator each or, if
+//                   registers do not suffice, in one; P^T and dS^T [64, block_q] 16 bit; distributed over a warpgroup
 //
-// Pipeline of a consumer (the numbers are steps):
+// Pipeline of a consumer (the numbers are steps; what stands in brackets runs at the same time):
 //
-//   one accumulator      S0  exp    dP0  dV0  dS0  | dK0  S1  exp    dP1  dV1  dS1  | ...
-//   two (overlaps)       S0  dP0  exp  | dV0  S1  dS0  dK0  dP1  exp  | dV1  S2  dS1  dK1  dP2  exp  | ...
-//                                                                 '-- the exponentials of step 1 run during dK0 and dP1
+//   two accumulators         S0  [exp  dP0] | [dS0  dV0]  S1  hand dS0 over  [exp  dK0  dP1] | [dS1  dV1]  S2  ...
+//   one, P^T rounded         S0  [exp  dP0  dV0]  dS0  hand it over  | dK0  S1  [exp  dP1  dV1]  ...
+//   one, P^T kept in fp16    S0  exp | dP0  [dS0  dV0]  hand it over  S1  [exp  dK0] | dP1  ...
 //
 // A separate dQ warpgroup costs the consumers no registers and no time, and they need not wait for each other: while
 // one computes exponentials, the tensor cores run the other's products and dQ's.
@@ -29,7 +29,8 @@
 // TMA fills rows beyond the end of a sequence with zeros; their LSE is set to +inf, so that P is 0.
 //
 // Tiles: two consumers and a dQ warpgroup use all 512 registers of a thread quadruple (one thread per warpgroup), so
-// block_k is 128; block_q is 64, which leaves registers to keep K or V (docs/kernels/attention_backward_sm90.md).
+// block_k is 128; block_q is 64, which leaves registers for a second accumulator
+// (docs/kernels/attention_backward_sm90.md).
 #pragma once
 
 #include "attention/backward_sm90_config.h"
@@ -47,8 +48,8 @@ namespace tessera {
 template <AttentionBackwardSm90Config config>
 __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& p) {
   static_assert(config.consumers == 2 && config.block_q % kConsumerRows == 0 && config.ds_stages >= 1);
-  // If it overlaps, the next step's Q is needed while the stages of this and the previous step are still held.
-  static_assert(config.stages >= (config.overlaps ? 3 : 2));
+  // With two accumulators, the next step's Q is needed while the stages of this step and the previous one are held.
+  static_assert(config.stages >= config.accumulators + 1);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
   static_assert(config.dim_qk <= 256 && config.dim_v <= 256);
   static_assert(config.dq_columns == config.dim_qk ||
@@ -74,6 +75,7 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   pdl_wait_and_launch_dependents();
   const BackwardSm90Work<config> work(p, blockIdx.x);
   if (work.first_k >= work.len_k) return;
+  if (threadIdx.x == 0) store_shared_4(shared + kAt.steps, work.steps);
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
@@ -90,7 +92,8 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   } else {
     setmaxnreg_inc<consumer_registers(config)>();
     BackwardSm90Consumer<config> consumer(p, shared, warpgroup - 2);
-    consumer.run(work.steps);
+    // Through shared memory: in a deterministic instance the count is in a register, and the consumers have none left.
+    consumer.run(__shfl_sync(0xffffffffu, static_cast<int>(load_shared_4(shared + kAt.steps)), 0));
   }
 }
 

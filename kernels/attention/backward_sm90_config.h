@@ -14,16 +14,20 @@ struct AttentionBackwardSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int consumers;     // consumer warpgroups of 64 keys each, 2; there are a producer and a dQ warpgroup besides
-  int block_q;       // queries per step: 64 or 128
-  int stages;        // of Q and dO: 2 or more, 3 or more if it overlaps
-  int ds_stages;     // of dS
-  bool overlaps;     // S of the next step is computed during the gradients of this one: one more accumulator
-  bool keeps_k;      // a consumer keeps its rows of K in registers
-  bool keeps_v;      // likewise for V
-  int dq_columns;    // columns of dQ that are computed at a time: all, or 64 of up to 128
-  int dq_registers;  // registers per thread of the dQ warpgroup; the consumers get the rest
-  bool masked;       // causal or a window: some tiles are skipped and some masked
+  int consumers;         // consumer warpgroups of 64 keys each, 2; there are a producer and a dQ warpgroup besides
+  int block_q;           // queries per step: 64
+  int stages;            // of Q and dO: 2 or more, 3 or more with two accumulators
+  int ds_stages;         // of dS
+  int accumulators;      // 1: S^T and dP^T share one; 2: they have one each
+  bool keeps_p;          // with one accumulator: P^T is kept in fp16 for dS, else dS is computed from the rounded P^T
+  bool ping_pong;        // with two: ping-pong barriers order the consumers' products dV and S
+  bool prefetches_rows;  // a consumer loads LSE and delta before it waits for what they are used with
+  bool keeps_k;          // a consumer keeps its rows of K in registers
+  bool keeps_v;          // likewise for V
+  int dq_columns;        // columns of dQ that are computed at a time: all, or 64 of up to 128
+  int dq_registers;      // registers per thread of the dQ warpgroup; the consumers get the rest
+  bool masked;           // causal or a window: some tiles are skipped and some masked
+  bool deterministic;    // key tiles add to dQ's sums in a fixed order
 };
 
 template <class Visitor>
@@ -35,12 +39,16 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("block_q", config.block_q);
   visit("stages", config.stages);
   visit("ds_stages", config.ds_stages);
-  visit("overlaps", config.overlaps);
+  visit("accumulators", config.accumulators);
+  visit("keeps_p", config.keeps_p);
+  visit("ping_pong", config.ping_pong);
+  visit("prefetches_rows", config.prefetches_rows);
   visit("keeps_k", config.keeps_k);
   visit("keeps_v", config.keeps_v);
   visit("dq_columns", config.dq_columns);
   visit("dq_registers", config.dq_registers);
   visit("masked", config.masked);
+  visit("deterministic", config.deterministic);
 }
 
 constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
@@ -80,6 +88,7 @@ struct BackwardSm90Layout {
   int empty;     // [stages] Q, dO and the rows may be overwritten
   int ds_full;   // [ds_stages]
   int ds_empty;  // [ds_stages]
+  int steps;     // of the CTA
   int bytes;
 };
 
@@ -112,8 +121,23 @@ constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Con
   at.empty = at.d_o_full + 8 * config.stages;
   at.ds_full = at.empty + 8 * config.stages;
   at.ds_empty = at.ds_full + 8 * config.ds_stages;
-  at.bytes = at.ds_empty + 8 * config.ds_stages;
+  at.steps = at.ds_empty + 8 * config.ds_stages;
+  at.bytes = at.steps + 8;
   return at;
+}
+
+// Deterministic: the key tiles that add to a query tile take turns, and the one whose turn is first must be scheduled
+// first. If keys beyond a query's position are masked, a later key tile starts at a later query tile and reaches any given
+// one earlier, so later key tiles come first, in the grid, too. Else all start at the first query tile, and earlier key
+// tiles come first.
+constexpr bool comes_in_reverse(const Band& band) { return band.right < kUnbounded; }
+// How many key tiles add to a query tile before key tile `tile`.
+constexpr unsigned turn_of(const Band& band, int position_offset, int tile, int query_tile, int len_q, int len_k,
+                           int block_q, int block_k) {
+  const int first = query_tile * block_q;
+  const int last = (first + block_q < len_q ? first + block_q : len_q) - 1;
+  const Interval<int> keys = band.keys_of_any(first + position_offset, last + position_offset).within(len_k);
+  return comes_in_reverse(band) ? (keys.end - 1) / block_k - tile : tile - keys.begin / block_k;
 }
 
 struct alignas(64) AttentionBackwardSm90Params {
@@ -126,6 +150,9 @@ struct alignas(64) AttentionBackwardSm90Params {
   void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
   void* dv;
   DqSums dq_sums;
+  unsigned*
+      dq_turns;  // [rows of dQ's sums / block_q]: key tiles that have added to a query tile; 0 at the start. Only if
+                 // Config::deterministic
   const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
   const int* cu_seqlens_k;
   Strides dk_strides;

@@ -3,7 +3,9 @@
 
 #include "attention/backward_sm90_config.h"
 #include "attention/backward_sm90_work.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/elect.cuh"
 #include "ptx/global.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"
@@ -34,9 +36,9 @@ struct BackwardSm90Consumer {
   const AttentionBackwardSm90Params& p;
   unsigned shared;
   int consumer;  // warp-uniform, and the compiler knows it
-  // Lane values that are needed in every step; everything else about the lane is recomputed when needed.
-  bool is_first;        // lane of its warp
-  unsigned own_matrix;  // byte offset of its row and 16-byte chunk in step 0 of a tile of block_k rows (matrix_address)
+  // Of the values of a lane only this one stays in a register: the byte offset of its row and 16-byte chunk in step 0 of
+  // a tile of block_k rows (matrix_address).
+  unsigned own_matrix;
 
   PipelineState<config.stages> pipe = {};
   PipelineState<config.ds_stages> ds_pipe = {};
@@ -50,18 +52,23 @@ struct BackwardSm90Consumer {
   }
   // One arrival per warp: a warp's reads by wgmma are complete when its own wait for the product returns.
   __forceinline__ void release(int barriers, int index) {
-    if (is_first) mbarrier_arrive(shared + barriers + index * kMbarrierBytes);
+    if (elect_one()) mbarrier_arrive(shared + barriers + index * kMbarrierBytes);
   }
   __forceinline__ unsigned rows_at(int index) const { return shared + kAt.rows + index * kAt.rows_stage; }
 
-  static __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  static __forceinline__ int first_row() { return static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane() / 4; }
+  static __forceinline__ int thread() { return read_thread() % kWarpgroup; }
+  static __forceinline__ int lane() { return thread() % 32; }
+  static __forceinline__ int first_row() {
+    const int of = thread();
+    return of / 32 * 16 + of % 32 / 4;
+  }
 
   __forceinline__ BackwardSm90Consumer(const AttentionBackwardSm90Params& params, unsigned shared_memory, int number)
       : p(params), shared(shared_memory), consumer(number) {
-    const int row = consumer * kConsumerRows + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane() % 16;
-    is_first = lane() == 0;
-    own_matrix = row * kAtomRowBytes + ((lane() / 16) ^ (lane() % 8)) * 16;
+    const int of = thread();
+    const int lane = of % 32;
+    const int row = consumer * kConsumerRows + of / 32 * 16 + lane % 16;
+    own_matrix = row * kAtomRowBytes + ((lane / 16) ^ (lane % 8)) * 16;
   }
   // Byte offset of this lane's LSE or delta within those of 16 queries (row_slot): lane % 4 * 16.
   __forceinline__ unsigned own_slot() const { return recomputed(own_matrix) / kAtomRowBytes % 4 * 16; }
@@ -78,65 +85,88 @@ struct BackwardSm90Consumer {
     for (int step = 0; step < steps; ++step) ldmatrix_x4(kept[step], matrix_address(tile, step));
   }
 
-  // x = A B^T: A is this consumer's rows of K or V, B is the step's Q or dO.
-  template <int dim, bool is_kept, int kept_steps>
-  __forceinline__ void rows_by_rows(Scores& x, int a_tile, const unsigned (&kept)[kept_steps][4], unsigned b_tile) {
-#pragma unroll
-    for (int step = 0; step < (dim + 15) / 16; ++step) {
-      const unsigned within = step % 4 * 32;
-      const MatrixDescriptor b = matrix_descriptor<64>(b_tile + step / 4 * (config.block_q * kAtomRowBytes), 16);
-      if constexpr (is_kept) {
-        Wgmma<config.block_q>::template registers_shared<kType, false>(x, kept[step], b.at(within), step > 0);
-      } else {
-        const MatrixDescriptor a =
-            matrix_descriptor<64>(shared + a_tile + step / 4 * (block_k_of(config) * kAtomRowBytes) +
-                                      consumer * (kConsumerRows * kAtomRowBytes),
-                                  16);
-        Wgmma<config.block_q>::template shared_shared<kType, false>(x, a.at(within), b.at(within), step > 0);
-      }
-    }
-    wgmma_commit_group();
+  // Named barriers: consumer 0's, then consumer 1's. The dQ warpgroup has barrier 1.
+  static constexpr int kPingPongBarrier = 2;
+  __forceinline__ void ping_pong_wait() {
+    if constexpr (config.ping_pong) named_barrier_sync(kPingPongBarrier + consumer, 2 * kWarpgroup);
   }
-  __forceinline__ void issue_scores(Scores& x, const PipelineState<config.stages>& of) {
-    wait(kAt.q_full, of.index, of.parity);
-    wgmma_fence();
-    rows_by_rows<config.dim_qk, config.keeps_k>(x, kAt.k, kept_k, shared + kAt.q + of.index * kAt.q_stage);
-  }
-  __forceinline__ void issue_dp(Scores& x, const PipelineState<config.stages>& of) {
-    wait(kAt.d_o_full, of.index, of.parity);
-    wgmma_fence();
-    rows_by_rows<config.dim_v, config.keeps_v>(x, kAt.v, kept_v, shared + kAt.d_o + of.index * kAt.d_o_stage);
+  __forceinline__ void ping_pong_arrive() {
+    if constexpr (config.ping_pong) named_barrier_arrive(kPingPongBarrier + 1 - consumer, 2 * kWarpgroup);
   }
 
-  // sums += A B: A is the step's P^T or dS^T, B is its dO or Q, read transposed.
-  template <int dim>
-  __forceinline__ void add_by_columns(float (&sums)[dim / 2], const Operand& a, unsigned b_tile) {
-    const MatrixDescriptor b = matrix_descriptor<64>(b_tile, config.block_q * kAtomRowBytes);
-#pragma unroll
-    for (int step = 0; step < kQuerySteps; ++step) {
-      Wgmma<dim>::template registers_shared<kType, true>(sums, a[step], b.at(step * 16 * kAtomRowBytes), true);
+  // Step `step` of x = A B^T: A is this consumer's rows of K or V, B is the step's Q or dO.
+  template <bool is_kept, int kept_steps>
+  __forceinline__ void rows_by_rows(Scores& x, int a_tile, const unsigned (&kept)[kept_steps][4], unsigned b_tile,
+                                    int step) {
+    const unsigned within = step % 4 * 32;
+    const MatrixDescriptor b = matrix_descriptor<64>(b_tile + step / 4 * (config.block_q * kAtomRowBytes), 16);
+    if constexpr (is_kept) {
+      Wgmma<config.block_q>::template registers_shared<kType, false>(x, kept[step], b.at(within), step > 0);
+    } else {
+      const MatrixDescriptor a =
+          matrix_descriptor<64>(shared + a_tile + step / 4 * (block_k_of(config) * kAtomRowBytes) +
+                                    consumer * (kConsumerRows * kAtomRowBytes),
+                                16);
+      Wgmma<config.block_q>::template shared_shared<kType, false>(x, a.at(within), b.at(within), step > 0);
     }
+  }
+  __forceinline__ void scores_step(Scores& x, int index, int step) {
+    rows_by_rows<config.keeps_k>(x, kAt.k, kept_k, shared + kAt.q + index * kAt.q_stage, step);
+  }
+  __forceinline__ void dp_step(Scores& x, int index, int step) {
+    rows_by_rows<config.keeps_v>(x, kAt.v, kept_v, shared + kAt.d_o + index * kAt.d_o_stage, step);
+  }
+  // Step `step` of sums += A B: A is the step's P^T or dS^T, B is its dO or Q, read transposed.
+  template <int dim>
+  __forceinline__ void add_by_columns(float (&sums)[dim / 2], const Operand& a, unsigned b_tile, int step) {
+    const MatrixDescriptor b = matrix_descriptor<64>(b_tile, config.block_q * kAtomRowBytes);
+    Wgmma<dim>::template registers_shared<kType, true>(sums, a[step], b.at(step * 16 * kAtomRowBytes), true);
+  }
+  __forceinline__ void dv_step(const Operand& weights, int index, int step) {
+    add_by_columns<config.dim_v>(dv, weights, shared + kAt.d_o + index * kAt.d_o_stage, step);
+  }
+  __forceinline__ void dk_step(const Operand& gradients, int index, int step) {
+    add_by_columns<config.dim_qk>(dk, gradients, shared + kAt.q + index * kAt.q_stage, step);
+  }
+  __forceinline__ void wait_for_q(const PipelineState<config.stages>& of) { wait(kAt.q_full, of.index, of.parity); }
+  __forceinline__ void wait_for_d_o(const PipelineState<config.stages>& of) { wait(kAt.d_o_full, of.index, of.parity); }
+
+  // A group of `count` wgmmas. A warp that issues one while the tensor cores are busy stalls, so what is to run at the
+  // same time has to stand between them. ptxas arranges that with arithmetic that comes before the group, if no wait
+  // separates them.
+  template <int count, class Issue>
+  __forceinline__ void issue_group(const Issue& issue) {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < count; ++i) issue(i);
     wgmma_commit_group();
   }
-  __forceinline__ void issue_dv(const Operand& weights, int index) {
-    wgmma_fence();
-    add_by_columns<config.dim_v>(dv, weights, shared + kAt.d_o + index * kAt.d_o_stage);
+  __forceinline__ void issue_scores(Scores& x) {
+    wait_for_q(pipe);
+    issue_group<kQkSteps>([&](int i) { scores_step(x, pipe.index, i); });
   }
-  __forceinline__ void issue_dk(const Operand& gradients, int index) {
-    wgmma_fence();
-    add_by_columns<config.dim_qk>(dk, gradients, shared + kAt.q + index * kAt.q_stage);
+  __forceinline__ void issue_dp(Scores& x) {
+    wait_for_d_o(pipe);
+    issue_group<kVSteps>([&](int i) { dp_step(x, pipe.index, i); });
+  }
+  __forceinline__ void issue_dv(const Operand& weights) {
+    issue_group<kQuerySteps>([&](int i) { dv_step(weights, pipe.index, i); });
+  }
+  __forceinline__ void issue_dk(const Operand& gradients) {
+    issue_group<kQuerySteps>([&](int i) { dk_step(gradients, pipe.index, i); });
   }
 
   // Sets scores to -inf if the query does not see the key. distance: from the position of the step's first query to
   // this consumer's first key. keys: the number of keys in the sequence from that one on.
   __forceinline__ void mask_scores(Scores& x, int distance, int keys) {
-    const int first_key = recomputed(first_row());
+    const int first_key = first_row();
+    const int first_query = lane() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = first_key + half * 8;
       // Queries that see this key, relative to this lane's first, so that every comparison is with a constant.
       Interval<int> queries = {0, config.block_q};
-      if constexpr (config.masked) queries = p.band.positions_of(distance + key - recomputed(lane()) % 4 * 2);
+      if constexpr (config.masked) queries = p.band.positions_of(distance + key - first_query);
       if (key >= keys) queries.end = queries.begin;
 #pragma unroll
       for (int n = 0; n < kQueryTiles; ++n) {
@@ -149,45 +179,81 @@ struct BackwardSm90Consumer {
     }
   }
 
-  // S^T to P^T.
-  __forceinline__ void exponentiate(Scores& x, Operand& weights, unsigned rows) {
-    const Words4 step = load_shared_16(rows + 2 * config.block_q * 4);
-    const int distance = static_cast<int>(step.word[kStepDistance]) + consumer * kConsumerRows;
-    const int keys = static_cast<int>(step.word[kStepKeys]) - consumer * kConsumerRows;
-    bool masked = keys < kConsumerRows;
-    if constexpr (config.masked) {  // positions count from the step's first query
-      masked |= distance < p.band.keys_of(config.block_q - 1).begin || distance + kConsumerRows > p.band.keys_of(0).end;
+  // LSE or delta of this lane's queries. If registers allow it, they are loaded before a product is waited for, so that
+  // no latency follows the wait; else where they are used, in ascending order.
+  struct Rows {
+    unsigned from;
+    Words4 values[config.prefetches_rows ? kQuerySteps : 1];
+
+    // Of value i of the scores.
+    __forceinline__ float of(int i) {
+      const int slot = config.prefetches_rows ? i / 8 : 0;
+      if (!config.prefetches_rows && i % 8 == 0) values[0] = load_shared_16(from + i / 8 * 64);
+      return float_from_bits(values[slot].word[i / 4 % 2 * 2 + i % 2]);
     }
-    if (masked) mask_scores(x, distance, keys);
-    rows += own_slot();
+  };
+  __forceinline__ Rows load_rows(unsigned from) const {
+    Rows rows;
+    rows.from = from + own_slot();
+    if constexpr (config.prefetches_rows) {
+#pragma unroll
+      for (int step = 0; step < kQuerySteps; ++step) rows.values[step] = load_shared_16(rows.from + step * 16 * 4);
+    }
+    return rows;
+  }
+  __forceinline__ Rows load_lse(int index) const { return load_rows(rows_at(index)); }
+  __forceinline__ Rows load_delta(int index) const { return load_rows(rows_at(index) + config.block_q * 4); }
+
+  // Whether some query of the step does not see some key of this consumer.
+  __forceinline__ bool is_masked(int index) const {
+    const Words4 step = load_shared_16(rows_at(index) + 2 * config.block_q * 4);
+    const int distance = static_cast<int>(step.word[kStepDistance]) + consumer * kConsumerRows;
+    bool masked = static_cast<int>(step.word[kStepKeys]) < (consumer + 1) * kConsumerRows;
+    if constexpr (config.masked) {  // positions count from the step's first query
+      const Interval<int> all = p.band.keys_of_all(0, config.block_q - 1);
+      masked |= distance < all.begin || distance + kConsumerRows > all.end;
+    }
+    return masked;
+  }
+
+  __forceinline__ void mask_step(Scores& x, int index) {
+    const Words4 step = load_shared_16(rows_at(index) + 2 * config.block_q * 4);
+    mask_scores(x, static_cast<int>(step.word[kStepDistance]) + consumer * kConsumerRows,
+                static_cast<int>(step.word[kStepKeys]) - consumer * kConsumerRows);
+  }
+
+  // S^T to P^T in fp32, in place. Value i belongs to query tile i / 4, row half i / 2 % 2.
+  static constexpr int kScores = kQueryTiles * 4;
+  __forceinline__ void exponentiate(Scores& x, Rows& lse) {
     const float scale_log2 = p.scale * kLog2E;
 #pragma unroll
+    for (int i = 0; i < kScores; ++i) x[i] = probability(x[i], scale_log2, lse.of(i));
+  }
+  // dP^T to dS^T in fp32, in place. weight(i): P^T.
+  template <class Weight>
+  __forceinline__ void differentiate(Scores& dp, Rows& delta, const Weight& weight) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) dp[i] = (dp[i] - delta.of(i)) * weight(i);
+  }
+
+  template <DType dtype>
+  static __forceinline__ float half_of(unsigned pair, int half) {
+    return half == 0 ? low_to_float<dtype>(pair) : high_to_float<dtype>(pair);
+  }
+  template <DType dtype>
+  static __forceinline__ void round(Operand& to, const Scores& x) {
+#pragma unroll
     for (int step = 0; step < kQuerySteps; ++step) {
-      const Words4 lse = load_shared_16(rows + step * 16 * 4);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // registers of the operand: tile of 8 queries i / 2, row half i % 2
         const float* const pair = x + step * 8 + i * 2;
-        weights[step][i] = pack<kType>(probability(pair[0], scale_log2, float_from_bits(lse.word[i / 2 * 2])),
-                                       probability(pair[1], scale_log2, float_from_bits(lse.word[i / 2 * 2 + 1])));
+        to[step][i] = pack<dtype>(pair[0], pair[1]);
       }
     }
   }
 
-  // dP^T to dS^T, in registers, which may be those of the weights, and in shared memory.
-  __forceinline__ void differentiate(const Scores& x, const Operand& weights, Operand& gradients, unsigned rows) {
-    rows += config.block_q * 4 + own_slot();
-#pragma unroll
-    for (int step = 0; step < kQuerySteps; ++step) {
-      const Words4 delta = load_shared_16(rows + step * 16 * 4);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* const pair = x + step * 8 + i * 2;
-        const unsigned weight = weights[step][i];
-        gradients[step][i] =
-            pack<kType>((pair[0] - float_from_bits(delta.word[i / 2 * 2])) * low_to_float<kType>(weight),
-                        (pair[1] - float_from_bits(delta.word[i / 2 * 2 + 1])) * high_to_float<kType>(weight));
-      }
-    }
+  // dS^T to shared memory, for the dQ warpgroup.
+  __forceinline__ void hand_over(const Operand& gradients) {
     wait(kAt.ds_empty, ds_pipe.index, ds_pipe.parity ^ 1);
     const unsigned tile = shared + kAt.ds + ds_pipe.index * kAt.ds_stage;
 #pragma unroll
@@ -198,69 +264,144 @@ struct BackwardSm90Consumer {
     ds_pipe.advance();
   }
 
-  // S^T and dP^T share one accumulator, P^T and dS^T one operand. Q and dO of a step are released when the next S is
-  // complete.
-  __forceinline__ void main_loop(int steps) {
+  // S^T and dP^T share one accumulator, and P^T and dS^T one operand. dS is computed from the rounded P^T. The
+  // exponentials stand before dP, so that ptxas puts them between its wgmmas.
+  __forceinline__ void rounded_p_loop(int steps) {
     Scores x;
     Operand operand;
-    issue_scores(x, pipe);
+    issue_scores(x);
     for (int step = 0;;) {
+      const bool masked = is_masked(pipe.index);
       wgmma_wait_group<0>();
       wgmma_fence_operand(x);
       if (step > 0) release(kAt.empty, pipe.previous_index());
-      exponentiate(x, operand, rows_at(pipe.index));
-      issue_dp(x, pipe);
-      issue_dv(operand, pipe.index);
+      if (masked) mask_step(x, pipe.index);
+      Rows lse = load_lse(pipe.index);
+      exponentiate(x, lse);
+      round<kType>(operand, x);
+      const auto weight = [&](int i) { return half_of<kType>(operand[i / 8][i / 2 % 4], i % 2); };
+      issue_dp(x);
+      issue_dv(operand);
+      Rows delta = load_delta(pipe.index);
       wgmma_wait_group<0>();
       wgmma_fence_operand(x);
-      differentiate(x, operand, operand, rows_at(pipe.index));
-      issue_dk(operand, pipe.index);
+      differentiate(x, delta, weight);
+      round<kType>(operand, x);
+      hand_over(operand);
+      issue_dk(operand);
       if (++step == steps) break;
       pipe.advance();
-      issue_scores(x, pipe);
+      issue_scores(x);
     }
   }
 
-  // Two accumulators and two operands. At the top of the loop, P^T of a step is complete, and its dP is in flight
-  // behind dK of the previous step. ptxas keeps products in flight across the loop's back edge only if somewhere in the
-  // loop all products are waited for.
-  __forceinline__ void overlapped_main_loop(int steps) {
+  // Likewise, but P^T is also kept in fp16: it is at most 1, and 11 bits leave dS the accuracy of its own rounding. The
+  // copy takes the registers that exponentials between dP's wgmmas would need. They stand between those of dK.
+  __forceinline__ void kept_p_loop(int steps) {
+    Scores x;
+    Operand operand, weights;
+    issue_scores(x);
+    {
+      Rows lse = load_lse(pipe.index);
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(x);
+      if (is_masked(pipe.index)) mask_step(x, pipe.index);
+      exponentiate(x, lse);
+    }
+    for (int step = 0;;) {
+      wgmma_wait_group<0>();  // dK of the previous step
+      if (step > 0) release(kAt.empty, pipe.previous_index());
+      round<kType>(operand, x);
+      round<DType::kFloat16>(weights, x);
+      const auto weight = [&](int i) { return half_of<DType::kFloat16>(weights[i / 8][i / 2 % 4], i % 2); };
+      issue_dp(x);
+      issue_dv(operand);
+      Rows delta = load_delta(pipe.index);
+      wgmma_wait_group<1>();  // dP
+      wgmma_fence_operand(x);
+      differentiate(x, delta, weight);
+      wgmma_fence_operand(x);
+      wgmma_wait_group<0>();  // dV
+      round<kType>(operand, x);
+      hand_over(operand);
+      if (++step == steps) break;
+      const int index = pipe.index;
+      pipe.advance();
+      issue_scores(x);
+      Rows lse = load_lse(pipe.index);
+      const bool masked = is_masked(pipe.index);
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(x);
+      if (masked) mask_step(x, pipe.index);
+      exponentiate(x, lse);
+      issue_group<kQuerySteps>([&](int i) { dk_step(operand, index, i); });
+    }
+    issue_dk(operand);
+  }
+
+  // S^T and dP^T have an accumulator each. The exponentials run beside dK of the previous step and dP, the differences
+  // beside dV.
+  __forceinline__ void two_accumulator_loop(int steps) {
     Scores s, dp;
-    Operand weights, gradients;
-    issue_scores(s, pipe);
-    issue_dp(dp, pipe);
-    wgmma_wait_group<1>();
-    wgmma_fence_operand(s);
-    exponentiate(s, weights, rows_at(pipe.index));
-#pragma unroll 1
-    for (int step = 1; step < steps; ++step) {
-      PipelineState<config.stages> next = pipe;
-      next.advance();
-      issue_dv(weights, pipe.index);
-      issue_scores(s, next);
+    Operand operand;
+    if (consumer == 1) ping_pong_arrive();  // consumer 0 goes first
+    issue_scores(s);
+    {
+      Rows lse = load_lse(pipe.index);
       wgmma_wait_group<0>();
       wgmma_fence_operand(s);
-      wgmma_fence_operand(dp);
-      if (step > 1) release(kAt.empty, pipe.previous_index());
-      differentiate(dp, weights, gradients, rows_at(pipe.index));
-      issue_dk(gradients, pipe.index);
-      issue_dp(dp, next);
-      exponentiate(s, weights, rows_at(next.index));
-      pipe = next;
+      if (is_masked(pipe.index)) mask_step(s, pipe.index);
+      wait_for_d_o(pipe);
+      exponentiate(s, lse);
+      issue_group<kVSteps>([&](int i) { dp_step(dp, pipe.index, i); });
     }
-    issue_dv(weights, pipe.index);
+    for (int step = 0;;) {
+      Rows delta = load_delta(pipe.index);
+      wgmma_wait_group<0>();  // dP, and dK of the previous step
+      wgmma_fence_operand(dp);
+      if (step > 0) release(kAt.empty, pipe.previous_index());
+      round<kType>(operand, s);
+      ping_pong_wait();
+      differentiate(dp, delta, [&](int i) { return s[i]; });
+      issue_dv(operand);
+      if (++step == steps) break;
+      const int index = pipe.index;
+      pipe.advance();
+      issue_scores(s);
+      ping_pong_arrive();
+      wgmma_wait_group<1>();  // dV
+      round<kType>(operand, dp);
+      hand_over(operand);
+      Rows lse = load_lse(pipe.index);
+      const bool masked = is_masked(pipe.index);
+      wait_for_d_o(pipe);
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(s);
+      if (masked) mask_step(s, pipe.index);
+      exponentiate(s, lse);
+      issue_group<kQuerySteps + kVSteps>([&](int i) {
+        if (i < kQuerySteps) {
+          dk_step(operand, index, i);
+        } else {
+          dp_step(dp, pipe.index, i - kQuerySteps);
+        }
+      });
+    }
+    ping_pong_arrive();
     wgmma_wait_group<0>();
-    wgmma_fence_operand(dp);
-    differentiate(dp, weights, gradients, rows_at(pipe.index));
-    issue_dk(gradients, pipe.index);
+    round<kType>(operand, dp);
+    hand_over(operand);
+    issue_dk(operand);
   }
 
   // The lanes of a quad hold a row in pieces of two columns; they exchange them so that each lane has 16 bytes.
   template <int dim>
   __forceinline__ void store(const float (&sums)[dim / 2], Bits16* out, Index row_stride, int keys, float factor) {
+    const int own_row = first_row();
+    const int own_lane = lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row() + half * 8;
+      const int row = own_row + half * 8;
 #pragma unroll
       for (int n = 0; n < dim / 8; n += 4) {
         unsigned words[4] = {};
@@ -270,9 +411,9 @@ struct BackwardSm90Consumer {
           const float* const pair = sums + (n + j) * 4 + half * 2;
           words[j] = pack<kType>(pair[0] * factor, pair[1] * factor);
         }
-        transpose_quad(words, lane());
-        if (row < keys && n + lane() % 4 < dim / 8) {
-          store_16(out + row * row_stride + (n + lane() % 4) * 8, {words[0], words[1], words[2], words[3]});
+        transpose_quad(words, own_lane);
+        if (row < keys && n + own_lane % 4 < dim / 8) {
+          store_16(out + row * row_stride + (n + own_lane % 4) * 8, {words[0], words[1], words[2], words[3]});
         }
       }
     }
@@ -290,10 +431,12 @@ struct BackwardSm90Consumer {
       wait(kAt.v_full, 0, 0);
       if constexpr (config.keeps_k) keep(kept_k, shared + kAt.k);
       if constexpr (config.keeps_v) keep(kept_v, shared + kAt.v);
-      if constexpr (config.overlaps) {
-        overlapped_main_loop(steps);
+      if constexpr (config.accumulators == 2) {
+        two_accumulator_loop(steps);
+      } else if constexpr (config.keeps_p) {
+        kept_p_loop(steps);
       } else {
-        main_loop(steps);
+        rounded_p_loop(steps);
       }
       wgmma_wait_group<0>();
       wgmma_fence_operand(dk);

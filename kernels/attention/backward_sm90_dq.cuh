@@ -4,6 +4,8 @@
 
 #include "attention/backward_sm90_config.h"
 #include "attention/backward_sm90_work.cuh"
+#include "ptx/acquire_release.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/dq_sums.cuh"
@@ -15,16 +17,18 @@ template <AttentionBackwardSm90Config config>
 struct BackwardSm90DqWarpgroup {
   static constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
   static constexpr int kChunks = config.dim_qk / 8;
+  static constexpr int kTurnBarrier = 1;
 
   const AttentionBackwardSm90Params& p;
   unsigned shared;
   const BackwardSm90Work<config>& work;
 
   // 64 queries by dq_columns from `first` on, over all keys of the CTA: both operands are transposed, because keys are
-  // their rows. to: this lane's first sum of this warp's 16 queries. release(): called when dS has been read.
-  template <int first, class Release>
+  // their rows. to: this lane's first sum of this warp's 16 queries. meanwhile(): called while the product is in flight.
+  // before_adding(): called when dS has been read.
+  template <int first, class Meanwhile, class BeforeAdding>
   __forceinline__ void add_columns(float (&sums)[config.dq_columns / 2], unsigned ds_atom, float* to,
-                                   const Release& release) {
+                                   const Meanwhile& meanwhile, const BeforeAdding& before_adding) {
     const MatrixDescriptor ds = matrix_descriptor<64>(ds_atom, 16);
     const MatrixDescriptor k =
         matrix_descriptor<64>(shared + kAt.k + first * block_k_of(config) * 2, block_k_of(config) * kAtomRowBytes);
@@ -35,9 +39,10 @@ struct BackwardSm90DqWarpgroup {
           sums, ds.at(step * 16 * kAtomRowBytes), k.at(step * 16 * kAtomRowBytes), step > 0);
     }
     wgmma_commit_group();
+    meanwhile();
     wgmma_wait_group<0>();
     wgmma_fence_operand(sums);
-    release();
+    before_adding();
 #pragma unroll
     for (int n = 0; n < config.dq_columns / 8 && first / 8 + n < kChunks; ++n) {
       add_to_sums(to + (first / 8 + n) * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), 0);
@@ -50,32 +55,69 @@ struct BackwardSm90DqWarpgroup {
     float* to = dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, work.kv_head * static_cast<int>(p.group),
                            static_cast<int>(p.heads_q), config.block_q, config.dim_qk) +
                 static_cast<Index>(work.tiles.first) * kTile + warp * (kChunks * 128) + sum_index(lane, 0);
+    // Deterministic: the counters of this step's query tile and of the previous one's.
+    unsigned* turns = nullptr;
+    unsigned* previous_turns = nullptr;
+    if constexpr (config.deterministic) turns = p.dq_turns + (to - p.dq_sums.data) / kTile;
     int tiles_left = work.tiles.count;
     PipelineState<config.ds_stages> pipe;
     mbarrier_wait_parity(shared + kAt.k_full, 0);
 #pragma unroll 1
     for (int step = 0; step < work.steps; ++step) {
       mbarrier_wait_parity(shared + kAt.ds_full + pipe.index * kMbarrierBytes, pipe.parity);
+      // One warp ends the previous turn, which has to wait for the additions to be performed, and another waits for this
+      // one, both while the first product runs.
+      const auto take_turns = [&] {
+        if constexpr (config.deterministic) {
+          const unsigned turn = work.turn(p, work.tiles.first + work.tiles.count - tiles_left);
+          if (warp == 0 && lane == 0 && previous_turns) increment_release(previous_turns);
+          if (warp == 1 && lane == 0) {
+            while (load_acquire(turns) != turn) {
+            }
+          }
+          __syncwarp();
+        }
+      };
 #pragma unroll
       for (int atom = 0; atom < kAtoms; ++atom) {
         const unsigned ds = shared + kAt.ds + pipe.index * kAt.ds_stage + atom * (block_k_of(config) * kAtomRowBytes);
+        const auto start_turn = [&] {
+          if constexpr (config.deterministic) {
+            if (atom == 0) named_barrier_sync(kTurnBarrier, kWarpgroup);
+          }
+        };
         const auto release = [&] {
           if (atom + 1 == kAtoms && lane == 0) mbarrier_arrive(shared + kAt.ds_empty + pipe.index * kMbarrierBytes);
         };
+        const auto meanwhile = [&] {
+          if (atom == 0) take_turns();
+        };
         float sums[config.dq_columns / 2];
         if constexpr (config.dq_columns == config.dim_qk) {
-          add_columns<0>(sums, ds, to, release);
+          add_columns<0>(sums, ds, to, meanwhile, [&] {
+            release();
+            start_turn();
+          });
         } else {
-          add_columns<0>(sums, ds, to, [] {});
-          add_columns<config.dq_columns>(sums, ds, to, release);
+          add_columns<0>(sums, ds, to, meanwhile, start_turn);
+          add_columns<config.dq_columns>(
+              sums, ds, to, [] {}, release);
         }
         to += 4 * kChunks * 128;
+      }
+      if constexpr (config.deterministic) {
+        named_barrier_sync(kTurnBarrier, kWarpgroup);
+        previous_turns = turns++;
       }
       pipe.advance();
       if (--tiles_left == 0) {  // continue with the next head
         tiles_left = work.tiles.count;
         to += (p.dq_sums.rows - static_cast<Index>(tiles_left) * config.block_q) * config.dim_qk;
+        if constexpr (config.deterministic) turns += p.dq_sums.rows / config.block_q - tiles_left;
       }
+    }
+    if constexpr (config.deterministic) {
+      if (warp == 0 && lane == 0) increment_release(previous_turns);
     }
   }
 };

@@ -22,7 +22,7 @@ struct BackwardSm90Work {
     const WorkItem item = work_item(cta, p.k_tiles, p.columns, p.by_heads, p.together);
     batch = static_cast<int>(item.batch);
     kv_head = static_cast<int>(item.head);
-    first_k = static_cast<int>(item.tile) * block_k_of(config);
+    first_k = static_cast<int>(in_reverse(p) ? p.k_tiles - 1 - item.tile : item.tile) * block_k_of(config);
     len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
     position_offset = p.band.position_offset(len_q, len_k);
@@ -30,6 +30,15 @@ struct BackwardSm90Work {
     tiles = first_k < len_k ? query_tiles(p.band, position_offset, first_k, last_k, len_q, config.block_q)
                             : QueryTiles{0, 0};
     steps = tiles.count * static_cast<int>(p.group);
+  }
+
+  static __forceinline__ bool in_reverse(const AttentionBackwardSm90Params& p) {
+    return config.deterministic && config.masked && comes_in_reverse(p.band);
+  }
+  // Of this CTA's keys at a query tile, if deterministic.
+  __forceinline__ unsigned turn(const AttentionBackwardSm90Params& p, int query_tile) const {
+    return turn_of(p.band, position_offset, first_k / block_k_of(config), query_tile, len_q, len_k, config.block_q,
+                   block_k_of(config));
   }
 };
 

@@ -1,7 +1,6 @@
 // Config, shared-memory size and Params of attention/forward.cuh.
 #pragma once
 
-#include "tile/arch.h"
 #include "tile/mask.h"
 #include "tile/types.h"
 

@@ -1,7 +1,6 @@
 // Config, shared-memory layout and Params of attention/forward_sm90.cuh.
 #pragma once
 
-#include "tile/arch.h"
 #include "tile/mask.h"
 #include "tile/scheduler.h"
 #include "tile/tensor_map.h"

@@ -50,6 +50,9 @@ __forceinline__ void store_shared_16(unsigned address, const Words4& v) {
                "r"(v.word[2]), "r"(v.word[3])
                : "memory");
 }
+__forceinline__ void store_shared_8(unsigned address, const Words2& v) {  // address: a multiple of 8
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.word[0]), "r"(v.word[1]) : "memory");
+}
 __forceinline__ Words4 load_shared_16(unsigned address) {
   Words4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -67,6 +70,9 @@ __forceinline__ void load_shared_floats(float (&v)[4], unsigned address) {  // a
                : "r"(address)
                : "memory");
 }
+__forceinline__ void store_shared_floats(unsigned address, float v0, float v1) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v0), "f"(v1) : "memory");
+}
 __forceinline__ void store_shared_floats(unsigned address, float v0, float v1, float v2, float v3) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v0), "f"(v1), "f"(v2), "f"(v3)
                : "memory");
@@ -74,6 +80,11 @@ __forceinline__ void store_shared_floats(unsigned address, float v0, float v1, f
 __forceinline__ unsigned load_shared_4(unsigned address) {
   unsigned v;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+__forceinline__ Bits16 load_shared_2(unsigned address) {
+  Bits16 v;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
   return v;
 }
 __forceinline__ void store_shared_4(unsigned address, unsigned value) {
@@ -85,6 +96,16 @@ __forceinline__ void store_shared_4(unsigned address, unsigned value) {
 __forceinline__ void cp_async_16(unsigned destination, const void* source, bool wanted) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                "r"(wanted ? 16 : 0)
+               : "memory");
+}
+// The same, without fetching the rest of its 128 bytes into L2.
+__forceinline__ void cp_async_16_narrow(unsigned destination, const void* source, bool wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(wanted ? 16 : 0)
+               : "memory");
+}
+// Copies the first `bytes` of 16, 0 to 16, and writes zeros for the rest.
+__forceinline__ void cp_async_16_of(unsigned destination, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
                : "memory");
 }
 __forceinline__ void cp_async_4(unsigned destination, const void* source, bool wanted) {

@@ -141,6 +141,16 @@ struct OnlineSoftmax {
     }
   }
 
+  // The factor that converts probabilities from one reference to another that is not less. They were computed with a
+  // rounded shift, unless it is large; rounded in the same way, the shift cancels. Both -inf: there is nothing to
+  // scale.
+  __forceinline__ float factor_between(float from, float to) const {
+    if (from == to) return 1.0f;
+    const float shift = __fmul_rn(from, scale_log2);
+    const float next = __fmul_rn(to, scale_log2);
+    return fast_exp2(!is_large(shift) && !is_large(next) ? shift - next : (from - to) * scale_log2);
+  }
+
   // The row sum over all lanes of the row.
   __forceinline__ float total(int m, int half) const {
     float sum = row_sum[m][half];
@@ -160,16 +170,6 @@ struct OnlineSoftmax {
   }
 
   static __forceinline__ bool is_large(float shift) { return !(fabsf(shift) < kLargeShift); }
-
-  // The factor that converts probabilities from one reference to another that is not less. They were computed with a
-  // rounded shift, unless it is large; rounded in the same way, the shift cancels. Both -inf: there is nothing to
-  // scale.
-  __forceinline__ float factor_between(float from, float to) const {
-    if (from == to) return 1.0f;
-    const float shift = __fmul_rn(from, scale_log2);
-    const float next = __fmul_rn(to, scale_log2);
-    return fast_exp2(!is_large(shift) && !is_large(next) ? shift - next : (from - to) * scale_log2);
-  }
 
   // Returns false, and leaves row_sum unchanged, if a probability of the warp is too large.
   __forceinline__ bool exponentiate_first(Scores& scores) {

@@ -225,6 +225,31 @@ def attention_heads_first(query, key, value, causal, scale):
     return out.transpose(1, 2)
 
 
+def _decode_options(causal, window, softcap, scale, rotary_interleaved, batch_invariant):
+    for name, value in (("rotary_interleaved", rotary_interleaved), ("batch_invariant", batch_invariant)):
+        if isinstance(value, torch.Tensor):
+            raise Error(f"{name} is a torch.Tensor; a bool is expected")
+    scale, softcap, flags, *rest = _options(
+        causal if isinstance(causal, torch.Tensor) else bool(causal), "bottom_right", window, softcap, scale, False, 0, 0
+    )
+    flags |= _ops.ROTARY_INTERLEAVED * bool(rotary_interleaved) | _ops.BATCH_INVARIANT * bool(batch_invariant)
+    return scale, softcap, flags, *rest
+
+
+_decode_cache = {}
+
+
+def _cached_decode_options(*given):
+    try:
+        return _decode_cache[given]
+    except KeyError:
+        if len(_decode_cache) >= 1024:
+            _decode_cache.clear()
+        return _decode_cache.setdefault(given, _decode_options(*given))
+    except TypeError:  # a list is not hashable
+        return _decode_options(*given)
+
+
 def decode(
     q,
     k_cache,
@@ -232,6 +257,16 @@ def decode(
     *,
     cache_seqlens=None,
     page_table=None,
+    k_new=None,
+    v_new=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    rotary_interleaved=False,
+    rotary_seqlens=None,
+    cache_batch_idx=None,
+    leftpad_k=None,
+    status=None,
+    batch_invariant=False,
     causal=True,
     window=None,
     softcap=0.0,
@@ -241,14 +276,41 @@ def decode(
 ):
     """Attention of a few new queries against a KV cache, for inference. The queries stand at each sequence's end.
 
-    q: [B, Sq, Hq, D]; k_cache, v_cache: [B, S, Hkv, D], or [pages, page_size, Hkv, D] with page_table, int32
-    [B, max_pages_per_seq]. cache_seqlens: int32 [B], the keys in use, the queries' own included; None: the whole cache.
+    q: [B, Sq, Hq, D]; k_cache: [B, S, Hkv, D], v_cache: [B, S, Hkv, Dv], or [pages, page_size, Hkv, D] with page_table,
+    int32 [B, max_pages_per_seq]. Returns out [B, Sq, Hq, Dv], with return_lse=True also the rows' log-sum-exp, float32
+    [B, Hq, Sq].
+
+    cache_seqlens    int32 [B], the keys in use, the queries' own included; None: the whole cache. With k_new, the keys
+                     in use before it is appended
+    k_new, v_new     [B, Sn, Hkv, D], written into the caches in place, behind the keys in use, and attended to
+    rotary_cos, rotary_sin   of q's type, [positions, R / 2]: the first R columns of k_new and q are rotated before all
+                     else. New key i is at position cache_seqlens + i, query i too if causal or a window is given, else
+                     at cache_seqlens
+    rotary_interleaved   the pairs are columns 2i and 2i + 1; else i and i + R / 2
+    rotary_seqlens   int32 [B], positions to use for rotary embedding instead of cache_seqlens
+    cache_batch_idx  int32 [B], the row of the caches that each sequence has; not with page_table
+    leftpad_k        int32 [B], the keys at each sequence's start that no query sees
+    status           int32 [B], written: 0, or 1 if the sequence was refused on the device
+    batch_invariant  a sequence's result is bitwise the same whatever else is in the batch
+
+    On the CPU, lengths and indices that do not fit the cache raise. On a GPU only the device knows them: such a sequence
+    gets 0 (log-sum-exp -inf), its cache is not written, and its status is 1.
     """
-    options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
-    inputs = (q, k_cache, v_cache, alibi, cache_seqlens, page_table)
-    if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) == _PLAIN:
-        return _native.decode(*inputs, options, return_lse)
-    out, lse = torch.ops.tessera.decode(*inputs, *options)
+    given = (causal, window, softcap, scale, rotary_interleaved and rotary_cos is not None, batch_invariant)
+    head = (q, k_cache, v_cache, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k)
+    appended = (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)
+    if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) & ~_AUTOCAST == _PLAIN:
+        if k_new is not None:
+            _ops.refuse_append_gradient((k_new, v_new))
+        return _native.decode(*head, *appended, _cached_decode_options(*given), return_lse)
+    options = _decode_options(*given)  # a graph that reads the cache of options would depend on its contents
+    if all(each is None for each in appended):
+        out, lse = torch.ops.tessera.decode(*head, *options)
+    else:
+        _ops.refuse_append_gradient(head + appended)
+        if not is_compiling():
+            _ops.refuse_tangents(head + appended)
+        out, lse = torch.ops.tessera.decode_append(*head, *appended, *options)
     return (out, lse) if return_lse else out
 
 
@@ -277,6 +339,16 @@ def explain(
     max_seqlen_k=None,
     cache_seqlens=None,
     page_table=None,
+    k_new=None,
+    v_new=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    rotary_interleaved=False,
+    rotary_seqlens=None,
+    cache_batch_idx=None,
+    leftpad_k=None,
+    status=None,
+    batch_invariant=False,
 ):
     """Which kernel would serve this call, and why the others would not. Nothing is run, and no data is read.
 
@@ -285,20 +357,31 @@ def explain(
 
     format="text" returns a str for people. format="json" returns the same as a dict: family, op, problem, fields,
     device; chosen (kernel, config, workspace, predicted_us or measured_us, why, tuned), or None if no kernel serves the
-    call; offered, a list of further options of the same form; refused, a list of {kernel, reason}.
+    call; offered, a list of further options of the same form; refused, a list of {kernel, reason}; padded, only for head
+    dims that no kernel serves: those of the copies that tessera.flash_attn would make.
     """
     for name, value, accepted in (("op", op, _OPS), ("format", format, _FORMATS)):
         if value not in accepted:
             raise Error(f"{name} is {value!r}; {', '.join(map(repr, accepted))} are accepted")
     if op == "decode":
-        options = _options(bool(causal), "bottom_right", window, softcap, scale, False, 0, 0)
-        lengths = (cache_seqlens, page_table)
+        interleaved = rotary_interleaved and rotary_cos is not None
+        options = _decode_options(causal, window, softcap, scale, interleaved, batch_invariant)
+        rest = (cache_seqlens, page_table, cache_batch_idx, leftpad_k, k_new, v_new, rotary_cos, rotary_sin)
+        rest += (rotary_seqlens, status)
     else:
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         options = _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
-        lengths = (cu_seqlens_q, cu_seqlens_k)
+        rest = (cu_seqlens_q, cu_seqlens_k)
     if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
         raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")
-    answer = _native.explain(_OPS[op], arch, _FORMATS[format], q, k, v, alibi, *lengths, options)
-    return json.loads(answer) if format == "json" else answer
+    ask = lambda format: _native.explain(_OPS[op], arch, _FORMATS[format], options, q, k, v, alibi, *rest)  # noqa: E731
+    answer = json.loads(ask("json")) if format == "json" else ask("text")
+    dims = [t.shape[-1] for t in (q, v)]
+    if any(dim % 8 for dim in dims) and (answer if format == "json" else json.loads(ask("json")))["chosen"] is None:
+        dim_qk, dim_v = (dim + -dim % 8 for dim in dims)
+        if format == "json":
+            answer["padded"] = {"dim_qk": dim_qk, "dim_v": dim_v}
+        else:
+            answer += f"padded  by tessera.flash_attn, as copies with Dqk={dim_qk} Dv={dim_v}\n"
+    return answer

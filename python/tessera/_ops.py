@@ -80,7 +80,7 @@ def _set_up(dlpack=True):
 _set_up()
 
 # Constants of tessera/attention.h.
-CAUSAL, DETERMINISTIC = 1, 2
+CAUSAL, DETERMINISTIC, ROTARY_INTERLEAVED, BATCH_INVARIANT = 1, 2, 4, 8
 UNSPECIFIED, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
 
 
@@ -133,9 +133,16 @@ lib.define(
 )
 lib.define(
     "decode(Tensor q, Tensor k, Tensor v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
-    f"{_OPTIONS}) -> (Tensor out, Tensor lse)",
+    f"Tensor? cache_batch_idx, Tensor? leftpad_k, {_OPTIONS}) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
+lib.define(
+    "decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
+    "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? k_new, Tensor? v_new, Tensor? rotary_cos, Tensor? rotary_sin, "
+    f"Tensor? rotary_seqlens, Tensor(c!)? status, {_OPTIONS}) -> (Tensor out, Tensor lse)",
+    tags=_TAGS,
+)
+DECODE_TENSORS, APPEND_TENSORS = 8, 14  # the leading arguments of the two
 
 
 def _forward(*args):
@@ -143,7 +150,12 @@ def _forward(*args):
 
 
 def _decode(*args):
-    return _native.decode(*args[:6], args[6:], True)
+    return _native.decode(*args[:DECODE_TENSORS], *(None,) * 6, args[DECODE_TENSORS:], True)
+
+
+def _decode_append(*args):
+    refuse_append_gradient(args[:APPEND_TENSORS])
+    return _native.decode(*args[:APPEND_TENSORS], args[APPEND_TENSORS:], True)
 
 
 def backward(*args):
@@ -165,6 +177,7 @@ for _device in ("CPU", "CUDA"):
     lib.impl("attention", _forward, _device)
     lib.impl("attention_backward", _backward, _device)
     lib.impl("decode", _decode, _device)
+    lib.impl("decode_append", _decode_append, _device)
 
 
 def refuse_vmap(*_, **__):
@@ -174,7 +187,7 @@ def refuse_vmap(*_, **__):
     )
 
 
-for _name in ("attention", "attention_backward", "decode"):
+for _name in ("attention", "attention_backward", "decode", "decode_append"):
     lib.impl(_name, refuse_vmap, "FuncTorchBatched")
 
 
@@ -192,6 +205,7 @@ def _fake_backward(q, k, v, *_):
 torch.library.register_fake("tessera::attention", _fake_forward, lib=lib)
 torch.library.register_fake("tessera::attention_backward", _fake_backward, lib=lib)
 torch.library.register_fake("tessera::decode", _fake_forward, lib=lib)
+torch.library.register_fake("tessera::decode_append", _fake_forward, lib=lib)
 
 
 def _setup_context(ctx, inputs, output):
@@ -214,10 +228,16 @@ def refuse_second_derivative(ctx, *_):
     )
 
 
-def _refuse_decode_gradient(ctx, *_):
+def _refuse_decode_gradient(*_):
     raise Error(
         "tessera.decode has no gradient: it reads a cache at inference; use tessera.attention to train", "unsupported"
     )
+
+
+def refuse_append_gradient(tensors):
+    """Autograd has no formula for operators that write to their arguments, so the call is refused, not its backward."""
+    if torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors):
+        _refuse_decode_gradient()
 
 
 torch.library.register_autograd("tessera::attention", _gradients, setup_context=_setup_context, lib=lib)

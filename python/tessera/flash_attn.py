@@ -2,15 +2,14 @@
 
     from tessera.flash_attn import flash_attn_func
 
-Layouts, defaults and semantics are flash_attn's: [B, S, H, D], bottom-right causal masks and windows. What is not
-supported (dropout, rotary embedding inside the cache update, ...) raises tessera.Error, which names the argument. In
-place of attention probabilities, None is returned.
+Layouts, defaults and semantics are flash_attn's: [B, S, H, D], bottom-right causal masks and windows. Dropout is not
+supported and raises tessera.Error. In place of attention probabilities, None is returned. As in flash_attn, a tensor
+whose last dim is not contiguous is copied, and on a GPU one whose head dim is no multiple of 8 is copied and padded.
 """
 
-import torch
-
-from tessera._attention import attention, decode
+from tessera import _flash
 from tessera._error import Error
+from tessera._flash import unpacked as _unpacked
 
 __all__ = [
     "flash_attn_func",
@@ -23,30 +22,17 @@ __all__ = [
 ]
 
 
-def _refuse(**arguments):
-    for name, value in arguments.items():
-        if value is not None:
-            raise Error(f"{name} is given; tessera.flash_attn does not support it", "unsupported")
-
-
 def _attend(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, probs, **rest):
-    if dropout_p != 0.0:
-        raise Error(f"dropout_p is {dropout_p}; only 0 is supported", "unsupported")
-    out = attention(
-        q,
-        k,
-        v,
-        causal="bottom_right" if causal else None,
-        alignment="bottom_right",
-        window=tuple(window_size),
-        softcap=softcap,
-        alibi=alibi_slopes,
-        scale=softmax_scale,
-        deterministic=deterministic or None,  # torch.use_deterministic_algorithms also counts
-        return_lse=probs,
-        **rest,
+    _refuse_dropout(dropout_p)
+    out = _flash.attend(
+        q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, probs, **rest
     )
     return (*out, None) if probs else out
+
+
+def _refuse_dropout(dropout_p):
+    if dropout_p != 0.0:
+        raise Error(f"dropout_p is {dropout_p}; only 0 is supported", "unsupported")
 
 
 def flash_attn_func(
@@ -123,8 +109,18 @@ def flash_attn_varlen_func(
     return_attn_probs=False,
     block_table=None,
 ):
-    """q: [total_q, Hq, D], k, v: [total_k, Hkv, D], cu_seqlens: int32 [B + 1]; lse is [Hq, total_q]."""
-    _refuse(block_table=block_table)
+    """q: [total_q, Hq, D], k, v: [total_k, Hkv, D], cu_seqlens: int32 [B + 1]; lse is [Hq, total_q].
+
+    With block_table, int32 [B, max_pages_per_seq], k and v are [pages, page_size, Hkv, D]. Up to 16 queries per
+    sequence, all of one number, read the pages in place; for others, the pages are gathered first.
+    """
+    if block_table is not None:
+        _refuse_dropout(dropout_p)
+        out = _flash.paged_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k.diff(), max_seqlen_q, max_seqlen_k, block_table,
+            (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs),
+        )  # fmt: skip
+        return (*out, None) if return_attn_probs else out
     return _attend(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
@@ -199,68 +195,30 @@ def flash_attn_with_kvcache(
 ):
     """q: [B, Sq, Hq, D] against k_cache, v_cache: [B, S, Hkv, D], or [pages, page_size, Hkv, D] with block_table.
 
-    k and v, [B, Snew, Hkv, D], are first written into the cache after its cache_seqlens (an int, or int32 [B]) keys.
-    num_splits is a hint and is ignored. Inference only.
+    k and v, [B, Snew, Hkv, D], are first written into the cache after its cache_seqlens (an int, or int32 [B]) keys,
+    rotated by rotary_cos and rotary_sin, as q is. num_splits is a hint and is ignored. Inference only.
+
+    An int that does not fit the cache raises. Lengths in a tensor on a GPU are known to the device alone: a sequence
+    that does not fit gives 0, its cache is not written, and later calls are not affected.
     """
-    _refuse(
-        rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad
-    )
-    if (k is None) != (v is None):
-        raise Error("one of k and v is given; both or neither are accepted")
-    if k is not None and cache_seqlens is None:
-        raise Error("k and v are given, but not cache_seqlens, which says where in the cache to write them")
-    batch = q.shape[0]
-    lengths = cache_seqlens
-    if isinstance(lengths, int):
-        lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
-    if k is not None:
-        _append(k_cache, v_cache, k, v, lengths, block_table)
-        lengths = lengths + k.shape[1]
-    masks = dict(window=tuple(window_size), softcap=softcap, alibi=alibi_slopes, scale=softmax_scale)
-    known = cache_seqlens is None or isinstance(cache_seqlens, int)
-    if q.is_cuda and known and block_table is None:
-        # All sequences have the same length, so the forward over the used part of the cache computes the same.
-        used = k_cache.shape[1] if cache_seqlens is None else cache_seqlens + (0 if k is None else k.shape[1])
-        return attention(
-            q,
-            k_cache[:, :used],
-            v_cache[:, :used],
-            causal="bottom_right" if causal else None,
-            alignment="bottom_right",
-            return_lse=return_softmax_lse,
-            **masks,
-        )
-    return decode(
+    return _flash.with_kvcache(
         q,
         k_cache,
         v_cache,
-        cache_seqlens=lengths,
+        k,
+        v,
+        cache_seqlens=cache_seqlens,
         page_table=block_table,
+        cache_batch_idx=cache_batch_idx,
+        leftpad=cache_leftpad,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved,
+        rotary_seqlens=None,
+        softmax_scale=softmax_scale,
         causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
-        **masks,
     )
-
-
-def _unpacked(packed, name, parts, dims):
-    if not isinstance(packed, torch.Tensor) or packed.dim() != dims or packed.shape[-3] != parts:
-        got = list(packed.shape) if isinstance(packed, torch.Tensor) else type(packed).__name__
-        wanted = f"[B, S, {parts}, H, D]" if dims == 5 else f"[total, {parts}, H, D]"
-        raise Error(f"{name} is {got}; {wanted} is accepted")
-    return packed.unbind(-3)
-
-
-def _append(k_cache, v_cache, k, v, lengths, block_table):
-    """Writes the new keys and values after each sequence's end, in place."""
-    rows = lengths.long()[:, None] + torch.arange(k.shape[1], device=k.device)  # [B, Snew]
-    page_size = k_cache.shape[1]
-    room = page_size if block_table is None else page_size * block_table.shape[1]
-    if rows.device.type == "cpu" and rows.numel() and int(rows.max()) >= room:
-        raise Error(f"cache_seqlens and k need room for {int(rows.max()) + 1} keys; the cache has room for {room}")
-    if block_table is None:
-        where = (torch.arange(k.shape[0], device=k.device)[:, None], rows)
-    else:
-        where = (block_table.long().gather(1, rows // page_size), rows % page_size)
-    with torch.no_grad():
-        k_cache[where] = k.to(k_cache.dtype)
-        v_cache[where] = v.to(v_cache.dtype)

@@ -14,10 +14,11 @@ relative position biases, custom dense masks) raises tessera.Error; there is no 
 import torch
 from torch.compiler import is_compiling
 
-from tessera._attention import attention, explain
+from tessera._attention import _under_autocast, attention, decode, explain
 from tessera._error import Error
 
 NAME = "tessera"
+_MOST_DECODE_ROWS = 16  # a pass with at most so many queries per sequence, without gradients, is decode
 
 
 def register(name=NAME):
@@ -38,8 +39,10 @@ def register(name=NAME):
 # Transformers asks for a mask once per forward pass and passes it to every layer. Ours is None if causal (or no mask)
 # is all there is. Otherwise it is int32 and linear in the length: [B, 1, 2, max(Sq, Sk)] for a causal pass, the sequence
 # that each key (row 0) and each query (row 1) belongs to, -1 for padding and for the unused part of a static cache;
-# [B, 1, 1, Sk] if every query sees all keys that are not padding; or, in a graph, [1, 1, 3, 1], which says whether a
-# causal pass is packed: its value is not known while tracing.
+# [B, 1, 1, Sk] if every query sees all keys that are not padding; [1, 2, 1, B] for decode, the keys in use of each
+# sequence and how many of these are padding on the left; or, in a graph, [1, 1, 3, 1], which says whether a causal pass
+# is packed: its value is not known while tracing. A mask's shape does not depend on how many keys are in use, so that a
+# compiled model with a static cache is compiled once.
 
 
 def segments(
@@ -62,9 +65,18 @@ def segments(
             "unsupported",
         )
     causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* pass that
+    first = q_offset - kv_offset if kv_offset else q_offset  # where query 0 stands among the keys
+    static = isinstance(first, torch.Tensor)
+    padded = None
     if attention_mask is not None:
         device = attention_mask.device
         padded = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    few = causal and q_length <= _MOST_DECODE_ROWS and not torch.is_grad_enabled()
+    if few and static:  # before anything that depends on the length, which would change the mask's shape
+        mask = _decode_mask(batch_size, first + q_length, padded, device)
+        if mask is not None:
+            return mask
+    if padded is not None:
         seen = torch.nn.functional.pad(padded, (0, kv_length - padded.shape[1]))
     else:
         seen = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
@@ -74,8 +86,6 @@ def segments(
             return None
         return _mask(seen.int() - 1)
 
-    first = q_offset - kv_offset  # where query 0 stands among the keys
-    static = isinstance(first, torch.Tensor)
     if static and not is_compiling():
         first, static = int(first), False
     packed = None
@@ -86,9 +96,34 @@ def segments(
     if not static and first + q_length == kv_length:
         if attention_mask is None or (not is_compiling() and bool(seen.all())):
             return None
+    if few and not static:
+        mask = _decode_mask(batch_size, first + q_length, padded, device)
+        if mask is not None:
+            return mask
     keys = torch.where(seen & (torch.arange(kv_length, device=device) < first + q_length), 0, -1).int()
     at = torch.arange(q_length, device=device) + first
     return _mask(keys, keys[:, at])
+
+
+def _decode_mask(batch, used, padded, device):
+    """The mask of a pass that decode serves, if padding is on the left alone; else None.
+
+    used: the keys in use, an int, or a tensor for a static cache. padded: bool [B, used], false for padding; or None.
+    Every token of a model costs these operations on the host, so they are few, and one waits for the device.
+    """
+    if isinstance(used, torch.Tensor):
+        lengths = used.int().expand(batch)
+    else:
+        lengths = torch.full((batch,), used, dtype=torch.int32, device=device)
+    if padded is None:
+        return torch.stack((lengths, torch.zeros_like(lengths)))[None, :, None]
+    if is_compiling():  # where the padding is, is not known while tracing
+        return None
+    width = padded.shape[1]
+    on_the_left = (padded[:, 1:] >= padded[:, :-1]).all() & (used == width)
+    if not bool(on_the_left):
+        return None
+    return torch.stack((lengths, width - padded.sum(1, dtype=torch.int32)))[None, :, None]
 
 
 def _is_supported(mask_function, config):
@@ -144,6 +179,12 @@ def _sequences(mask, rows, keys):
     return (mask[:, 0, 1, :rows] if mask.shape[2] == 2 else of_keys.new_zeros(of_keys.shape[0], rows)), of_keys
 
 
+def _has_holes(ids):
+    """Whether padding lies between real keys of a row. Packing removes it, which moves keys closer to each other."""
+    real = torch.nn.functional.pad(ids >= 0, (1, 0))
+    return ((real[:, 1:] & ~real[:, :-1]).sum(1) > 1).any()
+
+
 class _Packing:
     """How the rows of a padded batch move into packed sequences and back, computed once per mask."""
 
@@ -156,6 +197,7 @@ class _Packing:
             if bool((keys[:, :longest] == 0).all()):
                 self.prefix = longest  # a static cache without padding: only its used part is needed
                 return
+        self.holes = bool(_has_holes(keys))
         sequences = max(int(mask.max()), 0) + 1
         self.queries, self.cu_q, self.max_q = self._rows(queries, sequences)
         self.keys, self.cu_k, self.max_k = self._rows(keys, sequences)
@@ -217,6 +259,7 @@ def forward(
         half = getattr(module.config, "dtype", None)
         if half in (torch.float16, torch.bfloat16):
             q, k, v = q.to(half), k.to(half), v.to(half)
+    decodes = False
     if attention_mask is not None:
         if attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] > 3:
             raise Error(
@@ -224,7 +267,8 @@ def forward(
                 "supported, a mask of query and key is not",
                 "unsupported",
             )
-        causal = attention_mask.shape[2] > 1
+        decodes = attention_mask.shape[1] == 2
+        causal = decodes or attention_mask.shape[2] > 1
     else:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     masks = dict(
@@ -238,7 +282,10 @@ def forward(
         # In transformers, a causal window includes the query itself; a bidirectional one does not.
         masks["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
 
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+    if decodes:
+        used, leftpad = attention_mask[0, 0, 0], attention_mask[0, 1, 0]
+        out = _with_sinks(_decode(q, k, v, masks, cache_seqlens=used, leftpad_k=leftpad), s_aux)
+    elif cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         if q.shape[0] != 1:
             raise Error(f"cu_seq_lens_q is given with a batch of {q.shape[0]}; packed sequences must be a batch of 1")
         out = attention(
@@ -249,7 +296,12 @@ def forward(
     elif attention_mask is None or attention_mask.shape[2] == 3:
         if attention_mask is not None:
             _assert_unpacked((attention_mask == 0).all())
-        out = _with_sinks(attention(q, k, v, **masks), s_aux)
+        few = q.shape[1] <= _MOST_DECODE_ROWS
+        if few and not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
+            out = _decode(q, k, v, masks)
+        else:
+            out = attention(q, k, v, **masks)
+        out = _with_sinks(out, s_aux)
     elif is_compiling():
         out = _masked_in_a_graph(q, k, v, attention_mask, masks, s_aux)
     else:
@@ -257,16 +309,30 @@ def forward(
     return out.to(wanted) if out.dtype != wanted and wanted == torch.float32 and q.is_cuda else out, None
 
 
+def _decode(q, k, v, masks, **lengths):
+    """decode with the masks of attention; its alignment is always bottom-right."""
+    q, k, v = _under_autocast(q, k, v)
+    return decode(q, k, v, **{name: value for name, value in masks.items() if name != "alignment"}, **lengths)
+
+
+_HOLES = "padding between the tokens of a sequence is not supported with a sliding window; pad on the left or the right"
+
+
 def _assert_unpacked(unpacked):
-    """Fails at run time if position ids pack sequences in a compiled model. PyTorch has no public function for that."""
-    message = (
+    """Fails at run time if position ids pack sequences in a compiled model."""
+    _assert(
+        unpacked,
         "tessera: sequences packed by position ids alone are not supported in a compiled model; "
-        "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k"
+        "pass cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k",
     )
+
+
+def _assert(condition, message):
+    """Fails at run time, in a graph. PyTorch has no public function for that."""
     assert_async = getattr(torch, "_assert_async", None)
-    if assert_async is None:  # nothing can fail at run time, so refuse what may be packed
+    if assert_async is None:  # nothing can fail at run time, so refuse what may be wrong
         raise Error(message, "unsupported")
-    assert_async(unpacked, message)
+    assert_async(condition, message)
 
 
 def _masked(q, k, v, mask, masks, sinks):
@@ -277,6 +343,8 @@ def _masked(q, k, v, mask, masks, sinks):
     packing = known[1]
     if packing.prefix is not None:
         return _with_sinks(attention(q, k[:, : packing.prefix], v[:, : packing.prefix], **masks), sinks)
+    if packing.holes and "window" in masks:
+        raise Error(_HOLES, "unsupported")
     out = attention(
         _packed_rows(q, packing.queries), _packed_rows(k, packing.keys), _packed_rows(v, packing.keys),
         cu_seqlens_q=packing.cu_q, cu_seqlens_k=packing.cu_k,
@@ -289,7 +357,10 @@ def _masked(q, k, v, mask, masks, sinks):
 
 def _masked_in_a_graph(q, k, v, mask, masks, sinks):
     """The same with shapes that do not depend on the mask's values: real rows are sorted to the front."""
-    real_q, real_k = (ids >= 0 for ids in _sequences(mask, q.shape[1], k.shape[1]))
+    queries, keys = _sequences(mask, q.shape[1], k.shape[1])
+    if "window" in masks:
+        _assert(~_has_holes(keys), f"tessera: {_HOLES}")
+    real_q, real_k = queries >= 0, keys >= 0
     order_q, order_k = (torch.argsort(~real.flatten(), stable=True) for real in (real_q, real_k))
     cu_q, cu_k = (torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int() for real in (real_q, real_k))
     out = attention(

@@ -11,9 +11,9 @@
 #include "attention/family.h"
 #include "attention/gpu.h"
 #include "attention/params.h"
+#include "base/arch.h"
 #include "base/format.h"
 #include "jit/config_text.h"
-#include "tile/arch.h"
 
 namespace tessera::attention {
 namespace {

@@ -24,45 +24,48 @@ struct BackwardSm90Tile {
   int block_q;
   int stages;
   int ds_stages;
-  bool overlaps;
+  int accumulators;
+  bool ping_pong;
+  bool prefetches_rows;
   bool keeps_k;
   bool keeps_v;
   int dq_columns;
   int dq_registers;
 };
 
-// By counting registers. A consumer holds dK and dV (a register for two columns of each), an accumulator of 64 queries
-// (32), its 16-bit operand (16) and, if they still fit, K (4 for 16 columns), V, and last a second accumulator and
-// operand: in that order they gained speed on an H200. V beside K above head dim 64, and everything below 64, was not
-// timed. The dQ warpgroup holds its sums and needs 26 more, since ptxas starts sums at register 24; a consumer needs a
-// few more than that. consumers 0: they do not fit.
+// By counting registers. A consumer holds dK and dV (a register for two columns of each), one accumulator of 64 queries
+// (32) or two, a 16-bit operand (16) and, if they still fit, K (4 for 16 columns) and V. The dQ warpgroup holds its sums
+// and needs 26 more, since ptxas starts sums at register 24; a consumer needs 28. consumers 0: they do not fit.
 constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
   constexpr int kBesideSums = 26;
-  constexpr int kBeside = 30;
-  constexpr int kInTurn = 32 + 16;
+  constexpr int kBeside = 28;
   if (dim_qk > 128 || dim_v > 128) return {};
   BackwardSm90Tile tile = {};
   tile.consumers = 2;
   tile.block_q = 64;
-  tile.stages = dim_qk > 96 || dim_v > 96 ? 2 : 3;  // measured
   tile.ds_stages = 2;
-  tile.dq_columns = dim_qk <= 96 ? dim_qk : 64;
+  tile.dq_columns = dim_qk <= 88 ? dim_qk : 64;
   tile.dq_registers = (tile.dq_columns / 2 + kBesideSums + 7) / 8 * 8;
   int left = consumer_registers(tile.dq_registers, tile.consumers) - kBeside - (dim_qk + dim_v) / 2;
   const int of_k = (dim_qk + 15) / 16 * 4;
   const int of_v = (dim_v + 15) / 16 * 4;
-  if (left < kInTurn) return {};
-  left -= kInTurn;
-  tile.keeps_k = left >= of_k;
-  left -= tile.keeps_k ? of_k : 0;
-  tile.keeps_v = left >= of_v && (!tile.keeps_k || (dim_qk <= 64 && dim_v <= 64));
-  left -= tile.keeps_v ? of_v : 0;
-  tile.overlaps = tile.keeps_k && tile.keeps_v && tile.stages >= 3 && left >= kInTurn;
+  tile.accumulators = left >= 2 * 32 + 16 ? 2 : 1;
+  left -= tile.accumulators * 32 + 16;
+  if (left < 0) return {};
+  // With two accumulators, the next step's Q is needed while the stages of this step and the previous one are held. With
+  // one, a third stage cost up to 4 % on an H200.
+  tile.stages = tile.accumulators == 2 ? 3 : 2;
+  tile.keeps_k = tile.accumulators == 2 && left >= of_k;
+  tile.keeps_v = tile.keeps_k && left >= of_k + of_v;
+  // Measured at 64 (both K and V kept), 80 (K) and 96 (neither).
+  tile.prefetches_rows = tile.keeps_v;
+  tile.ping_pong = tile.accumulators == 2 && tile.keeps_k == tile.keeps_v;
   return tile;
 }
 }  // namespace
 
-std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked) {
+std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
+                                                               bool deterministic) {
   const BackwardSm90Tile tile = backward_sm90_tile(dim_qk, dim_v);
   if (tile.consumers == 0) return {};
   return {{.dtype = dtype,
@@ -72,12 +75,17 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
            .block_q = tile.block_q,
            .stages = tile.stages,
            .ds_stages = tile.ds_stages,
-           .overlaps = tile.overlaps,
+           .accumulators = tile.accumulators,
+           // At 128 it would cost 6 % of the speed without a mask, and in a deterministic instance ptxas would spill.
+           .keeps_p = tile.accumulators == 1 && (dim_qk + dim_v <= 240 || (masked && !deterministic)),
+           .ping_pong = tile.ping_pong,
+           .prefetches_rows = tile.prefetches_rows,
            .keeps_k = tile.keeps_k,
            .keeps_v = tile.keeps_v,
            .dq_columns = tile.dq_columns,
            .dq_registers = tile.dq_registers,
-           .masked = masked}};
+           .masked = masked,
+           .deterministic = deterministic}};
 }
 
 Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const AttentionBackwardSm90Config& config) {
@@ -113,8 +121,10 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
   params.band = band_of(p);
   params.scale = p.scale;
   const std::int64_t columns = p.batch * p.heads_kv;
-  // Q and dO, of 16 bits, and dQ's sums, of 32.
-  const std::int64_t head_bytes = saturating_product(p.seq_q, params.group, 6 * p.dim_qk + 2 * p.dim_v);
+  // Q and dO, of 16 bits, and dQ's sums, of 32. The CTAs of a key head are at the same query head at about the same time,
+  // or at two.
+  const std::int64_t head_bytes =
+      saturating_product(p.seq_q, std::min<std::int64_t>(params.group, 2), 6 * p.dim_qk + 2 * p.dim_v);
   params.columns = static_cast<unsigned>(columns);
   params.together = divisor(columns_together(columns, head_bytes));
   params.by_heads = divisor(static_cast<unsigned>(p.heads_kv));
@@ -137,8 +147,9 @@ Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
 namespace {
 
 jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
-  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : ""),
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : "",
+                         config.deterministic ? "_deterministic" : ""),
           .header = "attention/backward_sm90.cuh",
           .entry = "attention_backward_sm90",
           .params = "AttentionBackwardSm90Params",
@@ -168,6 +179,7 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
   params.delta = buffers.delta.data;
   params.row_strides = strides_of(buffers.delta);
   params.dq_sums = buffers.sums;
+  params.dq_turns = buffers.turns;
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -183,13 +195,13 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
 }
 
 std::vector<Config> configs_for(const AttentionProblem& p) {
-  return backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p));
+  return backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
+                               p.deterministic);
 }
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
   if (auto reason = hopper_refuses(p, device)) return reason;
-  if (p.deterministic) return "sums dQ by atomics, in any order";
   if (has_score_mod(p)) return "takes neither softcap nor ALiBi nor a scale that is not above 0";
   if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
     return "there is nothing to load";
@@ -213,7 +225,8 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     if (static_cast<std::size_t>(backward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
     const double rows = static_cast<double>(ceil_div(p.seq_q, config.block_q) * config.block_q);
     offers.push_back({engine::main_config(config), *workspace, predicted_backward_time(p, device, rows, kRate),
-                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics", rows)});
+                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order", rows,
+                             config.deterministic ? "a fixed" : "any")});
   }
   return offers;
 }
@@ -241,13 +254,17 @@ constexpr int kDims[] = {8, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128};
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   if (device.compute != 90 || !device.specific) return list;
-  const auto add = [&](int dim_qk, int dim_v, bool masked) {
-    list.push_back(with_variant(representative(device, AttentionOp::kBackward, dim_qk, dim_v), {masked, false}));
+  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic) {
+    AttentionProblem problem = representative(device, AttentionOp::kBackward, dim_qk, dim_v);
+    problem.deterministic = deterministic;
+    list.push_back(with_variant(problem, {masked, false}));
   };
   for (const bool masked : {false, true}) {
-    for (const int dim : kDims) add(dim, dim, masked);
-    add(128, 64, masked);
-    add(64, 128, masked);
+    for (const bool deterministic : {false, true}) {
+      for (const int dim : kDims) add(dim, dim, masked, deterministic);
+      add(128, 64, masked, deterministic);
+      add(64, 128, masked, deterministic);
+    }
   }
   return list;
 }

@@ -22,9 +22,10 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
                                                                    const AttentionBackwardSm90Config& config);
 
 // None if a head dim is above 128.
-std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked);
+std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
+                                                               bool deterministic);
 
-// Bytes for delta, LSE and dQ's sums; TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels
+// Bytes for delta, LSE, dQ's sums and, if deterministic, their turns; TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels
 // would need more CTAs than a grid has.
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem, const AttentionBackwardSm90Config& config);
 

@@ -25,8 +25,9 @@ struct Workspace {
   std::int64_t delta;     // float [B, Hq, Sq]
   std::int64_t lse_log2;  // likewise
   std::int64_t sums;
-  std::int64_t sum_bytes;
-  std::int64_t bytes;  // LLONG_MAX if the sizes overflow
+  std::int64_t turns;         // unsigned [rows of the sums / block_q], if they are added in a fixed order
+  std::int64_t zeroed_bytes;  // from the sums on
+  std::int64_t bytes;         // LLONG_MAX if the sizes overflow
 };
 
 Workspace workspace_of(const AttentionProblem& p, int block_q) {
@@ -38,13 +39,17 @@ Workspace workspace_of(const AttentionProblem& p, int block_q) {
       block_q > 0 ? saturating_product(saturating_product(batches(p), p.heads_q, sum_rows(p, block_q)), p.dim_qk, 1)
                   : 0;
   if (saturating_product(rows, 4 * kFloat, 1) > LLONG_MAX / 4 || saturating_product(sums, kFloat, 1) > LLONG_MAX / 4) {
-    return {0, 0, 0, 0, LLONG_MAX};
+    return {0, 0, 0, 0, 0, LLONG_MAX};
   }
   Workspace at = {};
   at.lse_log2 = at.delta + aligned(rows * kFloat);
   at.sums = at.lse_log2 + aligned(rows * kFloat);
-  at.sum_bytes = sums * kFloat;
-  at.bytes = at.sums + aligned(at.sum_bytes);
+  at.turns = at.sums + sums * kFloat;
+  at.zeroed_bytes = sums * kFloat;
+  if (p.deterministic && block_q > 0) {
+    at.zeroed_bytes += ceil_div(sums / p.dim_qk / block_q * static_cast<std::int64_t>(sizeof(unsigned)), 16) * 16;
+  }
+  at.bytes = at.sums + aligned(at.zeroed_bytes);
   return at;
 }
 
@@ -64,7 +69,8 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, void* w
   return {{place(at.delta), batch_stride, rows},
           {place(at.lse_log2), batch_stride, rows},
           {place(at.sums), block_q > 0 ? sum_rows(p, block_q) : 0},
-          at.sum_bytes};
+          p.deterministic && block_q > 0 ? reinterpret_cast<unsigned*>(place(at.turns)) : nullptr,
+          at.zeroed_bytes};
 }
 
 bool fits_a_grid(std::int64_t tiles, const AttentionProblem& problem, std::int64_t heads) {
@@ -87,7 +93,7 @@ Status enqueue_preprocess(const cuda::Kernel& kernel, const AttentionArgs& args,
   preprocess.delta = buffers.delta;
   preprocess.lse_log2 = buffers.lse_log2;
   preprocess.zeroed = buffers.sums.data;
-  preprocess.zeroed_bytes = buffers.sum_bytes;
+  preprocess.zeroed_bytes = buffers.zeroed_bytes;
   const auto work = preprocess_work(preprocess, preprocess_config(p.dtype, vector_of(p)));
   if (!work.ok()) return work.status();
   return cuda::launch(kernel, *work, stream);

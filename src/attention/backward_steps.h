@@ -16,7 +16,8 @@ struct BackwardBuffers {
   RowView delta;     // [B, Hq, Sq]
   RowView lse_log2;  // likewise
   DqSums sums;
-  std::int64_t sum_bytes;
+  unsigned* turns;            // [rows of the sums / block_q], only if deterministic: for adding in a fixed order
+  std::int64_t zeroed_bytes;  // sums and turns
 };
 
 // block_q: of the main kernel, for dQ's sums; 0: there are none. Saturated if sizes overflow.
@@ -25,7 +26,7 @@ BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, v
 
 bool fits_a_grid(std::int64_t tiles, const AttentionProblem& problem, std::int64_t heads);
 
-// Also zeroes dQ's sums.
+// Also zeroes dQ's sums and their turns.
 Status enqueue_preprocess(const cuda::Kernel& kernel, const AttentionArgs& args, const BackwardBuffers& buffers,
                           cuda::CUstream stream);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "attention/params.h"
 #include "base/arguments.h"
@@ -14,7 +15,8 @@
 namespace tessera::attention {
 namespace {
 
-constexpr std::uint32_t kKnownFlags = TESSERA_CAUSAL | TESSERA_DETERMINISTIC;
+constexpr std::uint32_t kKnownFlags =
+    TESSERA_CAUSAL | TESSERA_DETERMINISTIC | TESSERA_ROTARY_INTERLEAVED | TESSERA_BATCH_INVARIANT;
 
 constexpr unsigned on(tessera_attention_op op) { return 1u << op; }
 constexpr unsigned kForward = on(TESSERA_ATTENTION_FORWARD);
@@ -76,7 +78,7 @@ class Checker {
   static constexpr unsigned kAll = kForward | kBackward | kDecode;
   static constexpr unsigned kWriters = kForward | kDecode;
   static constexpr unsigned kPacked = kForward | kBackward;
-  static const std::array<Slot, 15> kSlots;
+  static const std::array<Slot, 23> kSlots;
 
   Status check_presence() {
     for (const Slot& slot : kSlots) {
@@ -93,11 +95,35 @@ class Checker {
                             in_.cu_seqlens_q == nullptr ? "cu_seqlens_q" : "cu_seqlens_k",
                             in_.cu_seqlens_q == nullptr ? "cu_seqlens_k" : "cu_seqlens_q"));
     }
+    TESSERA_CHECK(check_append_presence());
     problem_.varlen = in_.cu_seqlens_q != nullptr;
     problem_.paged = in_.page_table != nullptr;
     problem_.with_lse = in_.lse != nullptr;
     problem_.with_dlse = in_.dlse != nullptr;
     problem_.alibi = in_.alibi_slopes != nullptr;
+    return {};
+  }
+
+  Status check_append_presence() const {
+    const auto both = [](const char* a, const tessera_tensor* has_a, const char* b, const tessera_tensor* has_b) {
+      if ((has_a == nullptr) == (has_b == nullptr)) return Status();
+      return invalid(format("{} is null, but {} is given; both or neither is accepted", has_a == nullptr ? a : b,
+                            has_a == nullptr ? b : a));
+    };
+    TESSERA_CHECK(both("k_new", in_.k_new, "v_new", in_.v_new));
+    TESSERA_CHECK(both("rotary_cos", in_.rotary_cos, "rotary_sin", in_.rotary_sin));
+    if (in_.k_new != nullptr && in_.cache_seqlens == nullptr) {
+      return invalid("cache_seqlens is null, which means a full cache; k_new cannot be appended to it");
+    }
+    if (in_.rotary_cos != nullptr && in_.k_new == nullptr) {
+      return invalid("rotary_cos is given, but k_new is null; rotary embedding is of new keys and their queries");
+    }
+    if (in_.rotary_seqlens != nullptr && in_.rotary_cos == nullptr) {
+      return invalid("rotary_seqlens is given, but rotary_cos is null");
+    }
+    if (in_.cache_batch_idx != nullptr && in_.page_table != nullptr) {
+      return invalid("cache_batch_idx and page_table are both given; a page table has a row for each sequence");
+    }
     return {};
   }
 
@@ -126,10 +152,13 @@ class Checker {
     for (const Slot& slot : kSlots) {
       const tessera_tensor* given = in_.*slot.given;
       if (given == nullptr) continue;
-      const Access access = (slot.written_by & on(op_)) != 0 ? Access::kWrite : Access::kRead;
+      const bool appended_to = in_.k_new != nullptr && (slot.checked == &Checker::k_ || slot.checked == &Checker::v_);
+      const bool written = (slot.written_by & on(op_)) != 0 || appended_to;
+      const Access access = written ? Access::kWrite : Access::kRead;
       const bool rows = slot.checked == &Checker::lse_ || slot.checked == &Checker::dlse_;
       int rank = activation_rank;
       if (rows) rank = row_rank;
+      if (slot.checked == &Checker::rotary_cos_ || slot.checked == &Checker::rotary_sin_) rank = 2;
       if (slot.element == Element::kInt32) rank = slot.checked == &Checker::page_table_ ? 2 : 1;
       TensorRule rule{slot.name, slot.element, access, rank, rank};
       if (slot.checked == &Checker::alibi_) rule.min_rank = 1, rule.max_rank = 2;
@@ -204,11 +233,17 @@ class Checker {
                               p.max_pages_per_seq, p.page_size));
       }
     } else if (!p.varlen) {
-      TESSERA_CHECK(must_match("k", "batch", k.batch, q.batch, "q"));
+      if (!cache_batch_idx_) TESSERA_CHECK(must_match("k", "batch", k.batch, q.batch, "q"));
+      if (p.op == AttentionOp::kDecode) p.cache_rows = k.batch;
     }
-    if (cache_seqlens_) {
-      TESSERA_CHECK(must_match("cache_seqlens", "entries", cache_seqlens_->shape[0], p.batch, "q's batch"));
+    for (const auto& [name, tensor] : {std::pair{"cache_seqlens", &cache_seqlens_},
+                                       {"rotary_seqlens", &rotary_seqlens_},
+                                       {"cache_batch_idx", &cache_batch_idx_},
+                                       {"leftpad_k", &leftpad_k_},
+                                       {"status", &status_}}) {
+      if (*tensor) TESSERA_CHECK(must_match(name, "entries", (*tensor)->shape[0], p.batch, "q's batch"));
     }
+    TESSERA_CHECK(check_append_dims(q.batch));
 
     const Dims out{q.batch, q.seq, q.heads, v.dim};
     TESSERA_CHECK(match_activation("out", out_tensor_, out, "q and v"));
@@ -223,6 +258,26 @@ class Checker {
       if (alibi_->rank == 2) {
         TESSERA_CHECK(must_match("alibi_slopes", "batch", alibi_->shape[0], p.batch, p.varlen ? "cu_seqlens_q" : "q"));
       }
+    }
+    return {};
+  }
+
+  Status check_append_dims(std::int64_t batch) {
+    AttentionProblem& p = problem_;
+    if (!k_new_) return {};
+    p.seq_new = dims(*k_new_).seq;
+    if (p.seq_new < 1) return invalid("k_new has length 0; at least 1 is accepted, or null");
+    if (p.seq_q < 1) return invalid("q has length 0; with k_new, at least 1 is accepted");
+    TESSERA_CHECK(match_activation("k_new", k_new_, {batch, p.seq_new, p.heads_kv, p.dim_qk}, "q and k"));
+    TESSERA_CHECK(match_activation("v_new", v_new_, {batch, p.seq_new, p.heads_kv, p.dim_v}, "k_new and v"));
+    if (!rotary_cos_) return {};
+    p.rotary_rows = rotary_cos_->shape[0];
+    p.rotary_dim = 2 * rotary_cos_->shape[1];
+    TESSERA_CHECK(must_match("rotary_sin", "positions", rotary_sin_->shape[0], p.rotary_rows, "rotary_cos"));
+    TESSERA_CHECK(must_match("rotary_sin", "columns", rotary_sin_->shape[1], rotary_cos_->shape[1], "rotary_cos"));
+    if (p.rotary_dim < 2 || p.rotary_dim > p.dim_qk) {
+      return invalid(format("rotary_cos has {} columns, for {} of the {} columns of q; 2 to {} are accepted",
+                            rotary_cos_->shape[1], p.rotary_dim, p.dim_qk, p.dim_qk));
     }
     return {};
   }
@@ -247,11 +302,22 @@ class Checker {
     }
     p.softcap = in_.softcap;
     if ((in_.flags & ~kKnownFlags) != 0) {
-      return invalid(format("flags has unknown bits {:#x}; TESSERA_CAUSAL and TESSERA_DETERMINISTIC are known",
-                            in_.flags & ~kKnownFlags));
+      return invalid(
+          format("flags has unknown bits {:#x}; TESSERA_CAUSAL, TESSERA_DETERMINISTIC, TESSERA_ROTARY_INTERLEAVED and "
+                 "TESSERA_BATCH_INVARIANT are known",
+                 in_.flags & ~kKnownFlags));
     }
     p.causal = (in_.flags & TESSERA_CAUSAL) != 0;
     p.deterministic = (in_.flags & TESSERA_DETERMINISTIC) != 0;
+    p.rotary_interleaved = (in_.flags & TESSERA_ROTARY_INTERLEAVED) != 0;
+    p.batch_invariant = (in_.flags & TESSERA_BATCH_INVARIANT) != 0;
+    if (p.rotary_interleaved && p.rotary_dim == 0) {
+      return invalid("flags has TESSERA_ROTARY_INTERLEAVED, but rotary_cos is null");
+    }
+    if (p.batch_invariant && p.op != AttentionOp::kDecode) {
+      return invalid(format("flags has TESSERA_BATCH_INVARIANT, which is for decode; {} is batch invariant anyway",
+                            name_of(p.op)));
+    }
     if (in_.window_left < -1) {
       return invalid(format("window_left is {}; 0 and above are accepted, -1 for no bound", in_.window_left));
     }
@@ -309,17 +375,39 @@ class Checker {
     return {};
   }
 
+  // What a GPU checks on the device, for each sequence.
   Status check_cache() {
     const AttentionProblem& p = problem_;
+    const auto value = [](const std::optional<CheckedTensor>& tensor, std::int64_t b) {
+      return std::int64_t{static_cast<const std::int32_t*>(tensor->data)[b]};
+    };
     for (std::int64_t b = 0; b < p.batch; ++b) {
       std::int64_t length = p.seq_k;
       if (cache_seqlens_) {
-        length = static_cast<const std::int32_t*>(cache_seqlens_->data)[b];
+        length = value(cache_seqlens_, b);
         if (length < 0 || length > p.seq_k) {
           return invalid(
               format("cache_seqlens[{}] is {}; 0 to {}, what the cache holds, is accepted", b, length, p.seq_k));
         }
+        if (p.seq_new > p.seq_k - length) {
+          return invalid(format("cache_seqlens[{}] is {} and k_new has {} more; the cache holds {}", b, length,
+                                p.seq_new, p.seq_k));
+        }
       }
+      const std::int64_t position = rotary_seqlens_ ? value(rotary_seqlens_, b) : length;
+      if (p.rotary_dim > 0 && (position < 0 || position > p.rotary_rows - std::max(p.seq_new, p.seq_q))) {
+        return invalid(format("{}[{}] is {}, but rotary_cos has {} positions for it and the {} that follow",
+                              rotary_seqlens_ ? "rotary_seqlens" : "cache_seqlens", b, position, p.rotary_rows,
+                              std::max(p.seq_new, p.seq_q) - 1));
+      }
+      if (cache_batch_idx_ && (value(cache_batch_idx_, b) < 0 || value(cache_batch_idx_, b) >= p.cache_rows)) {
+        return invalid(
+            format("cache_batch_idx[{}] is {}; 0 to {} is accepted", b, value(cache_batch_idx_, b), p.cache_rows - 1));
+      }
+      if (leftpad_k_ && value(leftpad_k_, b) < 0) {
+        return invalid(format("leftpad_k[{}] is {}; it must not be negative", b, value(leftpad_k_, b)));
+      }
+      length += p.seq_new;
       if (!p.paged) continue;
       const auto* pages = static_cast<const std::int32_t*>(page_table_->data) + b * page_table_->strides[0];
       for (std::int64_t page = 0; page * p.page_size < length; ++page) {
@@ -426,6 +514,18 @@ class Checker {
     a.cache_seqlens = lengths(cache_seqlens_);
     a.page_table = lengths(page_table_);
     if (page_table_) a.page_table_stride = page_table_->strides[0];
+    a.k_new = view(k_new_);
+    a.v_new = view(v_new_);
+    if (rotary_cos_) {
+      a.rotary_cos = rotary_cos_->data;
+      a.rotary_sin = rotary_sin_->data;
+      a.rotary_cos_stride = rotary_cos_->strides[0];
+      a.rotary_sin_stride = rotary_sin_->strides[0];
+    }
+    a.rotary_seqlens = lengths(rotary_seqlens_);
+    a.cache_batch_idx = lengths(cache_batch_idx_);
+    a.leftpad_k = lengths(leftpad_k_);
+    if (status_) a.status = static_cast<std::int32_t*>(status_->data);
     problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
     problem_.tensor_maps = out_.device.type == TESSERA_CPU || (problem_.vectors && strides_allow_tensor_maps(a));
   }
@@ -433,7 +533,7 @@ class Checker {
   static bool rows_allow_vectors(const AttentionArgs& a) {
     // Strides that do not matter are 0 by now, and tensors that are not given have neither address nor strides.
     constexpr std::int64_t kAny = 2;
-    for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv}) {
+    for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv, &a.k_new, &a.v_new}) {
       if (!allows_vectors(*view, kAny, kAny, kAny, sizeof(std::uint16_t), 8)) return false;
     }
     return true;
@@ -461,10 +561,11 @@ class Checker {
   CheckedAttention& out_;
   AttentionProblem& problem_;
   std::optional<CheckedTensor> q_, k_, v_, out_tensor_, lse_, dout_, dlse_, dq_, dk_, dv_, alibi_, cu_q_, cu_k_,
-      cache_seqlens_, page_table_;
+      cache_seqlens_, page_table_, k_new_, v_new_, rotary_cos_, rotary_sin_, rotary_seqlens_, cache_batch_idx_,
+      leftpad_k_, status_;
 };
 
-constexpr std::array<Checker::Slot, 15> Checker::kSlots = {{
+constexpr std::array<Checker::Slot, 23> Checker::kSlots = {{
     {"q", &tessera_attention::q, kAll, kAll, 0, Element::kFloating, &Checker::q_},
     {"k", &tessera_attention::k, kAll, kAll, 0, Element::kFloating, &Checker::k_},
     {"v", &tessera_attention::v, kAll, kAll, 0, Element::kFloating, &Checker::v_},
@@ -480,6 +581,15 @@ constexpr std::array<Checker::Slot, 15> Checker::kSlots = {{
     {"cu_seqlens_k", &tessera_attention::cu_seqlens_k, kPacked, 0, 0, Element::kInt32, &Checker::cu_k_},
     {"cache_seqlens", &tessera_attention::cache_seqlens, kDecode, 0, 0, Element::kInt32, &Checker::cache_seqlens_},
     {"page_table", &tessera_attention::page_table, kDecode, 0, 0, Element::kInt32, &Checker::page_table_},
+    {"k_new", &tessera_attention::k_new, kDecode, 0, 0, Element::kFloating, &Checker::k_new_},
+    {"v_new", &tessera_attention::v_new, kDecode, 0, 0, Element::kFloating, &Checker::v_new_},
+    {"rotary_cos", &tessera_attention::rotary_cos, kDecode, 0, 0, Element::kFloating, &Checker::rotary_cos_},
+    {"rotary_sin", &tessera_attention::rotary_sin, kDecode, 0, 0, Element::kFloating, &Checker::rotary_sin_},
+    {"rotary_seqlens", &tessera_attention::rotary_seqlens, kDecode, 0, 0, Element::kInt32, &Checker::rotary_seqlens_},
+    {"cache_batch_idx", &tessera_attention::cache_batch_idx, kDecode, 0, 0, Element::kInt32,
+     &Checker::cache_batch_idx_},
+    {"leftpad_k", &tessera_attention::leftpad_k, kDecode, 0, 0, Element::kInt32, &Checker::leftpad_k_},
+    {"status", &tessera_attention::status, kDecode, 0, kDecode, Element::kInt32, &Checker::status_},
 }};
 
 Status check_into(tessera_attention_op op, const tessera_attention* args, Look look, CheckedAttention& out) {

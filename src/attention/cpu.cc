@@ -23,7 +23,8 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
                         static_cast<double>(p.seq_k);
   const double rate = kScoresPerMicrosecond * device.threads * 64.0 / static_cast<double>(p.dim_qk + p.dim_v) * 2.0;
   return {{config_for(device), cpu::workspace_bytes(p, device.threads), scores / rate,
-           "the one CPU kernel: every dtype, mask and head dim"}};
+           p.op == AttentionOp::kDecode ? "the one CPU kernel: every dtype, mask and head dim; batch invariant"
+                                        : "the one CPU kernel: every dtype, mask and head dim"}};
 }
 
 std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& config) {

@@ -7,12 +7,12 @@
 #include "attention/backward_convert.h"
 #include "attention/backward_preprocess.h"
 #include "attention/params.h"
-#include "attention/split_combine.h"
 #include "base/arithmetic.h"
 #include "base/format.h"
 
 // Every kernel of the family; each has a host file of that name. One line adds a kernel.
-#define TESSERA_ATTENTION_KERNELS(each) each(backward) each(backward_sm90) each(forward) each(forward_sm90) each(cpu)
+#define TESSERA_ATTENTION_KERNELS(each) \
+  each(backward) each(backward_sm90) each(backward_wide_sm90) each(decode) each(forward) each(forward_sm90) each(cpu)
 
 namespace tessera {
 namespace attention {
@@ -45,6 +45,9 @@ std::string AttentionFamily::describe(const Problem& p) {
   if (p.alibi) text += " alibi";
   if (by_position) text += p.alignment == Alignment::kTopLeft ? " top-left" : " bottom-right";
   if (p.softcap > 0) text += format(" softcap={}", p.softcap);
+  if (p.seq_new > 0) text += format(" appends {}", p.seq_new);
+  if (p.rotary_dim > 0) text += format(" rotary {}{}", p.rotary_dim, p.rotary_interleaved ? " interleaved" : "");
+  if (p.batch_invariant) text += " batch_invariant";
   if (p.with_dlse) text += " dlse";
   if (p.deterministic) text += " deterministic";
   return text;
@@ -75,6 +78,10 @@ engine::Fields AttentionFamily::fields(const Problem& p) {
   add("total_q", p.varlen, p.total_q);
   add("total_k", p.varlen, p.total_k);
   add("page_size", p.paged, p.page_size);
+  add("seq_new", p.seq_new > 0, p.seq_new);
+  add("rotary_dim", p.rotary_dim > 0, p.rotary_dim);
+  add("rotary_interleaved", p.rotary_interleaved, true);
+  add("batch_invariant", p.batch_invariant, true);
   add("dlse", p.with_dlse, true);
   add("deterministic", p.deterministic, true);
   return fields;
@@ -121,6 +128,12 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
   compare("page size", planned.page_size, given.page_size);
   compare("pages", planned.num_pages, given.num_pages);
   compare("pages of a sequence", planned.max_pages_per_seq, given.max_pages_per_seq);
+  compare("batch of k", planned.cache_rows, given.cache_rows);
+  compare("new keys", planned.seq_new, given.seq_new);
+  compare("rotary columns", planned.rotary_dim, given.rotary_dim);
+  compare("rotary positions", planned.rotary_rows, given.rotary_rows);
+  compare("rotary pairs interleaved", planned.rotary_interleaved, given.rotary_interleaved);
+  compare("batch_invariant", planned.batch_invariant, given.batch_invariant);
   compare("lse given", planned.with_lse, given.with_lse);
   compare("dlse given", planned.with_dlse, given.with_dlse);
   compare("deterministic", planned.deterministic, given.deterministic);
@@ -168,8 +181,6 @@ std::vector<jit::KernelInstance> AttentionFamily::shared_steps(const engine::Dev
       list.push_back(attention::instance_of(attention::preprocess_config(dtype, vector)));
       list.push_back(attention::instance_of(attention::convert_config(dtype, vector)));
     }
-    for (const int unroll : {4, 8}) list.push_back(attention::instance_of(attention::combine_config(dtype, 4, unroll)));
-    list.push_back(attention::instance_of(attention::combine_config(dtype, 1, 4)));
   }
   return list;
 }

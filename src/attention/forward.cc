@@ -163,6 +163,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   for (const Variant& variant : kVariants) {
     for (const int dim : kDims) {
+      if (device.compute == 89 && dim != 128) continue;  // the same code as sm_86's
       list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), variant));
       if (dim % 64 != 0) continue;
       list.push_back(list.back());

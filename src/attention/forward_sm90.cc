@@ -57,11 +57,21 @@ constexpr ForwardSm90Tile paired_forward_sm90_tile(int dim_qk, int dim_v, bool s
   return {2, 48, 3, 1, 2, 64, false};
 }
 
-// For few queries, which would leave rows of a larger tile empty.
+// For few queries, which would leave rows of a larger tile empty. Above head dim 64 it is offered to short sequences only.
+constexpr std::int64_t kShort = 64;
 constexpr ForwardSm90Tile small_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (score_mod || dim > 64 || dim <= 48) return {};
-  return {1, 64, 3, 2, 3, 64, false};
+  if (score_mod || dim > 128 || dim <= 48) return {};
+  if (dim <= 64) return {1, 64, 3, 2, 3, 64, false};
+  return {1, 64, 2, 2, dim <= 96 ? 3 : 2, dim <= 96 ? 16 : 64, false};
+}
+
+// For sequences that fit a tile of 32 keys.
+constexpr std::int64_t kTiny = 32;
+constexpr ForwardSm90Tile tiny_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (score_mod || dim > 128) return {};
+  return {1, 32, 2, 2, dim <= 96 ? 4 : 2, dim <= 64 || dim > 96 ? 64 : 16, false};
 }
 
 // For fewer tiles of queries than SMs: consumers share a tile (intra-CTA split), with two stages each.
@@ -75,7 +85,7 @@ constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool sc
 }  // namespace
 
 std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                             bool score_mod) {
+                                                             bool score_mod, std::int64_t longest) {
   std::vector<AttentionForwardSm90Config> configs;
   const auto add = [&](const ForwardSm90Tile& tile, bool dynamic_scheduler, bool intra_cta_split) {
     if (tile.consumers == 0) return;
@@ -96,10 +106,13 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
                        .score_mod = score_mod});
   };
   add(forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
-  if (masked) add(forward_sm90_tile(dim_qk, dim_v, score_mod), true, false);
+  if (masked || std::max(dim_qk, dim_v) > 128) add(forward_sm90_tile(dim_qk, dim_v, score_mod), true, false);
   add(short_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
   add(paired_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
-  add(small_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  if (longest <= kShort || std::max(dim_qk, dim_v) <= 64) {
+    add(small_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  }
+  if (longest <= kTiny) add(tiny_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
   add(split_forward_sm90_tile(dim_qk, dim_v, score_mod), false, true);
   return configs;
 }
@@ -114,6 +127,28 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
   if (!s.ok()) boxes = std::move(s);
   return boxes;
 }
+
+namespace {
+
+// If a mask makes long and short tiles, those that are worked on together should be several times as many as SMs: the
+// longest tiles of the last columns start late otherwise, and the other CTAs wait for them. For that, K and V may exceed
+// the L2 cache by half. Timed above head dim 128, where K and V of few heads fit the cache; 512 keys lose 12 % by it.
+unsigned forward_columns_together(const AttentionProblem& p, std::int64_t columns, std::int64_t bytes,
+                                  std::int64_t group, std::int64_t q_tiles, int multiprocessors) {
+  constexpr std::int64_t kTilesPerSm = 3;
+  constexpr std::int64_t kLongKeys = 2048;
+  constexpr std::int64_t kMostBytes = std::int64_t{72} << 20;
+  const unsigned by_cache = columns_together(columns, bytes, group);
+  if (!is_masked(p) || std::max(p.dim_qk, p.dim_v) <= 128 || p.seq_k < kLongKeys) return by_cache;
+  const std::int64_t wanted = ceil_div(kTilesPerSm * multiprocessors, std::max<std::int64_t>(q_tiles, 1));
+  const std::int64_t most = std::max<std::int64_t>(1, kMostBytes / std::max<std::int64_t>(bytes, 1)) * group;
+  const std::int64_t least = std::min(wanted, most);
+  if (least <= by_cache) return by_cache;
+  const std::int64_t rounds = std::max<std::int64_t>(1, columns / least);
+  return static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group));
+}
+
+}  // namespace
 
 Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const AttentionArgs& args,
                                                                  const AttentionForwardSm90Config& config,
@@ -136,7 +171,7 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   params.columns = static_cast<unsigned>(columns);
-  params.together = divisor(columns_together(columns, head_bytes, group));
+  params.together = divisor(forward_columns_together(p, columns, head_bytes, group, q_tiles, multiprocessors));
   params.by_heads = divisor(static_cast<unsigned>(heads));
   params.by_group = divisor(params.group);
   const auto blocks =
@@ -241,10 +276,14 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
                          each_tile * (1.0 + 0.6 * std::max(0.0, rounds - 1.0));
   const double by_longest = computed.of_longest / slot_rate + each_tile;
   // A mask makes long and short tiles. The dynamic scheduler balances them, but its counter must be zeroed first.
-  // Several CTAs per SM balance them too, and short tiles need no balancing.
-  const bool dynamic_pays = rounds > 4 && p.seq_k * std::max(p.dim_qk, p.dim_v) > 96 * 1024;
-  const bool even = !config.masked || config.ctas_per_sm > 1 || config.dynamic_scheduler == dynamic_pays;
-  const double imbalance = even ? 1.0 : 1.05;
+  // Several CTAs per SM balance them too, and short tiles need no balancing. The fewer rounds there are, the longer the
+  // tiles must be for the balance to be worth it.
+  const std::int64_t tile_work = p.seq_k * std::max(p.dim_qk, p.dim_v);
+  const bool dynamic_pays = rounds > 4 ? tile_work > 96 * 1024 : rounds > 1 && tile_work > 768 * 1024;
+  // Without a mask, it gained 4 to 7 % at head dim 256 and 512 keys.
+  const bool dynamic_wanted = config.masked ? dynamic_pays : rounds > 4 && tile_work <= 256 * 1024;
+  const bool even = config.ctas_per_sm > 1 || config.dynamic_scheduler == dynamic_wanted;
+  const double imbalance = even || (!config.masked && std::max(p.dim_qk, p.dim_v) <= 128) ? 1.0 : 1.05;
   // With an intra-CTA split, all consumers wait during a tile's start and end. If there are enough tiles, each consumer
   // should have its own.
   const double shared_rows = config.intra_cta_split && rounds > 1 ? 1.5 : 1.0;
@@ -260,7 +299,7 @@ bool fits_shared_memory(const Config& config, const Device& device) {
 
 std::vector<Config> default_configs(const AttentionProblem& p) {
   return forward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
-                              has_score_mod(p));
+                              has_score_mod(p), std::max(p.seq_q, p.seq_k));
 }
 
 std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
@@ -419,6 +458,13 @@ std::vector<AttentionProblem> representatives(const Device& device) {
       list.back().alignment = Alignment::kBottomRight;
     }
     list.push_back(with_variant(representative(device, AttentionOp::kForward, 192, 128), variant));
+    if (variant.score_mod) continue;
+    for (const int dim : {64, 96, 128}) {
+      for (const std::int64_t longest : {kTiny, kShort}) {
+        list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), variant));
+        list.back().seq_q = list.back().seq_k = longest;
+      }
+    }
   }
   return list;
 }

@@ -1,6 +1,7 @@
 // The parts of the Hopper forward's host file (forward_sm90.cc) that tests use.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "attention/atom_boxes.h"
@@ -26,8 +27,9 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
 // Whether the query heads of a key head can be the rows of the Config's tiles.
 bool can_pack_gqa(const AttentionProblem& problem, const AttentionForwardSm90Config& config);
 
-// The tiles that are offered, without packed GQA.
+// The tiles that are offered, without packed GQA. longest: queries or keys of the longest sequence; short ones have
+// tiles of their own.
 std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                             bool score_mod);
+                                                             bool score_mod, std::int64_t longest = kUnbounded);
 
 }  // namespace tessera::attention

@@ -53,6 +53,13 @@ struct AttentionProblem {
   std::int64_t num_pages = 0;
   std::int64_t max_pages_per_seq = 0;
 
+  std::int64_t cache_rows = 0;   // decode, not paged: batch dim of k and v; not the batch if cache_batch_idx is given
+  std::int64_t seq_new = 0;      // decode: keys appended to each sequence
+  std::int64_t rotary_dim = 0;   // leading columns of q and the new keys that are rotated; 0: none
+  std::int64_t rotary_rows = 0;  // positions that cos and sin have
+  bool rotary_interleaved = false;  // pairs are columns 2i and 2i + 1, else i and i + rotary_dim / 2
+  bool batch_invariant = false;     // decode: bitwise the same whatever else is in the batch
+
   bool with_lse = false;       // forward and decode: LSE is written
   bool with_dlse = false;      // backward: a gradient of LSE is given
   bool deterministic = false;  // backward: bitwise equal from run to run
@@ -94,9 +101,19 @@ struct AttentionArgs {
 
   const std::int32_t* cu_seqlens_q = nullptr;  // [B + 1], if varlen
   const std::int32_t* cu_seqlens_k = nullptr;
-  const std::int32_t* cache_seqlens = nullptr;  // [B], decode: keys in use per sequence; null: all seq_k
+  const std::int32_t* cache_seqlens = nullptr;  // [B], decode: keys in use, before an append; null: all seq_k
   const std::int32_t* page_table = nullptr;     // [B, max_pages_per_seq], if paged
   std::int64_t page_table_stride = 0;
+
+  TensorView k_new, v_new;           // decode: read, then written to k and v; null if !seq_new
+  const void* rotary_cos = nullptr;  // [rotary_rows, rotary_dim / 2], of the problem's dtype
+  const void* rotary_sin = nullptr;
+  std::int64_t rotary_cos_stride = 0;
+  std::int64_t rotary_sin_stride = 0;
+  const std::int32_t* rotary_seqlens = nullptr;   // [B], position of the first new key; null: cache_seqlens
+  const std::int32_t* cache_batch_idx = nullptr;  // [B], rows of k and v; null: b
+  const std::int32_t* leftpad_k = nullptr;        // [B], keys at the start that are not seen
+  std::int32_t* status = nullptr;                 // [B], written: 0, or 1 if the sequence was refused on the device
 };
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "base/arch.h"
 #include "base/format.h"
-#include "tile/arch.h"
 
 namespace tessera::cuda {
 namespace {

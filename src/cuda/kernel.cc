@@ -15,10 +15,17 @@ namespace tessera::cuda {
 namespace {
 
 // CUfunction_attribute and CUjit_option of cuda.h.
-enum FunctionAttribute { kSharedSize = 1, kLocalSize = 3, kRegisters = 4, kMaxDynamicSharedSize = 8 };
+enum FunctionAttribute {
+  kSharedSize = 1,
+  kLocalSize = 3,
+  kRegisters = 4,
+  kMaxDynamicSharedSize = 8,
+  kNonPortableClusterSize = 14
+};
 enum JitOption { kErrorLogBuffer = 5, kErrorLogBufferSize = 6 };
 
 constexpr int kOldestArch = 75;
+constexpr int kPortableCluster = 8;         // CTAs; more need the kernel's consent
 constexpr int kOldestDriverForPdl = 12030;  // older drivers cannot capture such a launch into a graph
 
 using LoadedKey = std::tuple<int, std::string, int, std::string, bool>;  // device, program, dynamic smem, arch, ptx
@@ -66,6 +73,10 @@ Result<std::unique_ptr<const Kernel>> load_module(const Driver& d, int device, c
   if (s.ok() && instance.dynamic_smem_bytes > 0) {
     s = status_of(d, d.function_set_attribute(kernel->function, kMaxDynamicSharedSize, instance.dynamic_smem_bytes),
                   format("giving {} {} bytes of dynamic shared memory", instance.name, instance.dynamic_smem_bytes));
+  }
+  if (s.ok() && instance.cluster > kPortableCluster) {
+    s = status_of(d, d.function_set_attribute(kernel->function, kNonPortableClusterSize, 1),
+                  format("allowing {} clusters of {} CTAs", instance.name, instance.cluster));
   }
   if (!s.ok()) {
     d.module_unload(module);

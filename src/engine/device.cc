@@ -2,8 +2,8 @@
 
 #include <charconv>
 
+#include "base/arch.h"
 #include "base/format.h"
-#include "tile/arch.h"
 
 namespace tessera::engine {
 

@@ -9,9 +9,9 @@
 #include <new>
 #include <thread>
 
+#include "base/arch.h"
 #include "base/format.h"
 #include "jit/nvrtc.h"
-#include "tile/arch.h"
 
 namespace tessera::jit {
 namespace {

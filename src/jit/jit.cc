@@ -62,11 +62,12 @@ MemoryCache& memory_cache() {
 std::string program_text(const KernelInstance& instance) {
   const std::string bounds = instance.min_blocks > 0 ? format("{}, {}", instance.threads, instance.min_blocks)
                                                      : format("{}", instance.threads);
+  const std::string cluster = instance.cluster > 1 ? format("__cluster_dims__({}, 1, 1) ", instance.cluster) : "";
   return format(
       "#include \"{}\"\nusing namespace tessera;\n"
-      "extern \"C\" __global__ void __launch_bounds__({}) {}(const __grid_constant__ {} params) {{ {}<{}>(params); "
+      "extern \"C\" __global__ void __launch_bounds__({}) {}{}(const __grid_constant__ {} params) {{ {}<{}>(params); "
       "}}\n",
-      instance.header, bounds, entry_point(instance), instance.params, instance.entry, instance.config);
+      instance.header, bounds, cluster, entry_point(instance), instance.params, instance.entry, instance.config);
 }
 
 std::vector<std::string> compile_options(const Target& target) {

@@ -28,6 +28,7 @@ struct KernelInstance {
   int dynamic_smem_bytes = 0;
   // Programmatic dependent launch: from sm_90 on, the kernel itself waits for the preceding grids (ptx/griddepcontrol.cuh).
   bool pdl = false;
+  int cluster = 1;  // CTAs per thread block cluster; the grid is a multiple of it
 
   bool operator==(const KernelInstance&) const = default;
 };

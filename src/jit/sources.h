@@ -11,7 +11,7 @@
 namespace tessera::jit {
 
 struct Source {
-  std::string path;  // as kernels include it: "attention/split_combine.cuh"
+  std::string path;  // as kernels include it: "attention/decode_combine.cuh"
   std::string text;
 };
 

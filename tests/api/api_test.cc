@@ -153,6 +153,106 @@ const BadInput kBadInputs[] = {
      },
      "page_table[0, 1] is -1"},
     {"page_table_of_other_batch", paged_call, [](Call& c) { c["page_table"].shape(0) = 1; }, "page_table has rows = 1"},
+    {"k_new_alone", append_call, [](Call& c) { c.args.v_new = nullptr; }, "v_new is null, but k_new is given"},
+    {"v_new_alone", append_call, [](Call& c) { c.args.k_new = nullptr; }, "k_new is null, but v_new is given"},
+    {"append_without_lengths", append_call, [](Call& c) { c.args.cache_seqlens = nullptr; }, "cache_seqlens is null"},
+    {"append_in_forward", square, [](Call& c) { c.args.k_new = c.args.v_new = c.args.k; }, "k_new is given"},
+    {"empty_append", append_call, [](Call& c) { c["k_new"].shape(1) = c["v_new"].shape(1) = 0; }, "k_new has length 0"},
+    {"append_without_queries", append_call,
+     [](Call& c) { c["q"].shape(1) = c["out"].shape(1) = c["lse"].shape(2) = 0; }, "q has length 0"},
+    {"k_new_of_other_batch", append_call, [](Call& c) { c["k_new"].shape(0) = 1; }, "k_new has batch = 1"},
+    {"k_new_of_other_heads", append_call, [](Call& c) { c["k_new"].shape(2) = 1; }, "k_new has heads = 1"},
+    {"k_new_of_other_dim", append_call, [](Call& c) { c["k_new"].shape(3) = 4; }, "k_new has head dim = 4"},
+    {"k_new_of_other_type", append_call, [](Call& c) { c["k_new"].view.dtype = kBf16; }, "k_new is bf16"},
+    {"v_new_of_other_length", append_call, [](Call& c) { c["v_new"].shape(1) = 1; }, "v_new has length = 1"},
+    {"v_new_of_other_dim", append_call, [](Call& c) { c["v_new"].shape(3) = 8; }, "v_new has head dim = 8"},
+    {"append_to_a_broadcast_cache", append_call, [](Call& c) { c["k"].stride(0) = 0; }, "k is written"},
+    {"append_to_a_full_cache", append_call,
+     [](Call& c) {
+       c.set("cache_seqlens", {11, 0});
+     },
+     "cache_seqlens[0] is 11 and k_new has 2 more; the cache holds 12"},
+    {"append_behind_the_end", append_call,
+     [](Call& c) {
+       c.set("cache_seqlens", {10, std::numeric_limits<std::int32_t>::max()});
+     },
+     "cache_seqlens[1] is 2147483647"},
+    {"append_to_a_negative_length", append_call,
+     [](Call& c) {
+       c.set("cache_seqlens", {10, -2});
+     },
+     "cache_seqlens[1] is -2"},
+    {"page_of_a_new_key_past_the_end", paged_append_call,
+     [](Call& c) {
+       c.set("page_table", {5, 0, 3, 1, 6, 0});
+     },
+     "page_table[1, 1] is 6"},
+    {"append_past_the_page_table", paged_append_call,
+     [](Call& c) {
+       c.set("cache_seqlens", {12, 4});
+     },
+     "cache_seqlens[0] is 12 and k_new has 1 more"},
+    {"rotary_cos_alone", append_call, [](Call& c) { c.args.rotary_sin = nullptr; }, "rotary_sin is null"},
+    {"rotary_sin_alone", append_call, [](Call& c) { c.args.rotary_cos = nullptr; }, "rotary_cos is null"},
+    {"rotary_without_new_keys", append_call, [](Call& c) { c.args.k_new = c.args.v_new = nullptr; },
+     "rotary_cos is given, but k_new is null"},
+    {"rotary_of_other_rank", append_call, [](Call& c) { c["rotary_cos"].view.ndim = 1; }, "rotary_cos has 1 dims"},
+    {"rotary_of_other_type", append_call, [](Call& c) { c["rotary_sin"].view.dtype = kFp16; }, "rotary_sin is fp16"},
+    {"rotary_of_two_lengths", append_call, [](Call& c) { c["rotary_sin"].shape(0) = 19; },
+     "rotary_sin has positions = 19"},
+    {"rotary_of_two_widths", append_call, [](Call& c) { c["rotary_sin"].shape(1) = 2; }, "rotary_sin has columns = 2"},
+    {"rotary_wider_than_the_head", append_call,
+     [](Call& c) { c["rotary_cos"].shape(1) = c["rotary_sin"].shape(1) = 5; }, "rotary_cos has 5 columns"},
+    {"rotary_of_no_columns", append_call, [](Call& c) { c["rotary_cos"].shape(1) = c["rotary_sin"].shape(1) = 0; },
+     "rotary_cos has 0 columns"},
+    {"rotary_position_past_the_end", append_call,
+     [](Call& c) {
+       c.set("rotary_seqlens", {19, 0});
+     },
+     "rotary_seqlens[0] is 19"},
+    {"negative_rotary_position", append_call,
+     [](Call& c) {
+       c.set("rotary_seqlens", {0, -1});
+     },
+     "rotary_seqlens[1] is -1"},
+    {"cache_length_past_the_rotary_positions", append_call,
+     [](Call& c) {
+       c.args.rotary_seqlens = nullptr;
+       c["rotary_cos"].shape(0) = c["rotary_sin"].shape(0) = 11;
+     },
+     "cache_seqlens[0] is 10, but rotary_cos has 11 positions"},
+    {"rotary_seqlens_without_rotary", append_call, [](Call& c) { c.args.rotary_cos = c.args.rotary_sin = nullptr; },
+     "rotary_seqlens is given, but rotary_cos is null"},
+    {"rotary_seqlens_of_other_count", append_call, [](Call& c) { c["rotary_seqlens"].shape(0) = 1; },
+     "rotary_seqlens has entries = 1"},
+    {"interleaved_without_rotary", decode_call, [](Call& c) { c.args.flags = TESSERA_ROTARY_INTERLEAVED; },
+     "TESSERA_ROTARY_INTERLEAVED"},
+    {"batch_invariant_forward", square, [](Call& c) { c.args.flags = TESSERA_BATCH_INVARIANT; },
+     "TESSERA_BATCH_INVARIANT"},
+    {"cache_row_past_the_end", append_call,
+     [](Call& c) {
+       c.set("cache_batch_idx", {3, 0});
+     },
+     "cache_batch_idx[0] is 3"},
+    {"negative_cache_row", append_call,
+     [](Call& c) {
+       c.set("cache_batch_idx", {2, -1});
+     },
+     "cache_batch_idx[1] is -1"},
+    {"cache_rows_of_other_count", append_call, [](Call& c) { c["cache_batch_idx"].shape(0) = 1; },
+     "cache_batch_idx has entries = 1"},
+    {"cache_rows_and_pages", paged_call, [](Call& c) { c.args.cache_batch_idx = c.args.cache_seqlens; },
+     "cache_batch_idx and page_table"},
+    {"cache_of_other_batch", append_call, [](Call& c) { c.args.cache_batch_idx = nullptr; }, "k has batch = 3"},
+    {"negative_left_padding", append_call,
+     [](Call& c) {
+       c.set("leftpad_k", {0, -4});
+     },
+     "leftpad_k[1] is -4"},
+    {"left_padding_of_other_count", append_call, [](Call& c) { c["leftpad_k"].shape(0) = 1; },
+     "leftpad_k has entries = 1"},
+    {"status_of_other_count", append_call, [](Call& c) { c["status"].shape(0) = 1; }, "status has entries = 1"},
+    {"status_of_other_type", append_call, [](Call& c) { c["status"].view.dtype = kFp32; }, "status is"},
 };
 
 INSTANTIATE_TEST_SUITE_P(BadInput, Refuses, testing::ValuesIn(kBadInputs),
@@ -313,6 +413,68 @@ TEST(Workspace, a_max_seqlen_beyond_every_row_asks_for_no_more_than_the_rows_do)
   }
 }
 
+TEST(Decode, an_append_writes_its_rows_and_nothing_else) {
+  Call call = append_call();
+  ASSERT_EQ(call.run(), TESSERA_OK) << tessera_last_error();
+  const auto expect_rows = [&](const char* name, std::int64_t dim, std::int64_t rotated) {
+    const auto* before = reinterpret_cast<const float*>(call.kept[name].data());
+    const float* after = call[name].as<float>();
+    const float* fresh = call[std::string(name) + "_new"].as<float>();
+    for (std::int64_t row = 0; row < 3 * 12; ++row) {
+      const std::int64_t b = row / 12 == 2 ? 0 : 1;  // rows 2 and 0 of the cache are sequences 0 and 1
+      const std::int64_t i = row / 12 == 1 ? -1 : row % 12 - (b == 0 ? 10 : 0);
+      for (std::int64_t x = 0; x < kHkv * dim; ++x) {
+        const float got = after[row * kHkv * dim + x];
+        if (i < 0 || i > 1) {
+          EXPECT_EQ(got, before[row * kHkv * dim + x]) << name << " row " << row;
+        } else if (x % dim >= rotated) {
+          EXPECT_EQ(got, fresh[(b * 2 + i) * kHkv * dim + x]) << name << " row " << row;
+        }
+      }
+    }
+  };
+  expect_rows("k", kD, 6);
+  expect_rows("v", kDv, 0);
+  const float* k_new = call["k_new"].as<float>();
+  const std::int64_t position = 18;  // of sequence 0
+  const float cos = call["rotary_cos"].as<float>()[position * 3 + 1],
+              sin = call["rotary_sin"].as<float>()[position * 3 + 1];
+  const float* appended = call["k"].as<float>() + (2 * 12 + 10) * kHkv * kD;
+  EXPECT_NEAR(appended[1], k_new[1] * cos - k_new[4] * sin, 1e-6) << "columns 1 and 1 + 6 / 2 are a pair";
+  EXPECT_NEAR(appended[4], k_new[1] * sin + k_new[4] * cos, 1e-6);
+  for (std::int64_t b = 0; b < kB; ++b) EXPECT_EQ(call["status"].as<std::int32_t>()[b], 0);
+}
+
+TEST(Decode, a_plan_appends_token_by_token_until_the_cache_is_full) {
+  Call call = append_call();
+  tessera_plan* plan = nullptr;
+  call.set("cache_seqlens", {0, 0});
+  call.set("rotary_seqlens", {0, 0});
+  ASSERT_EQ(tessera_attention_plan_create(call.op, &call.args, &plan), TESSERA_OK) << tessera_last_error();
+  std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
+  const auto run = [&] {
+    return tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr);
+  };
+  for (std::int32_t length = 0; length <= 10; length += 2) {
+    call.set("cache_seqlens", {length, length / 2});
+    EXPECT_EQ(run(), TESSERA_OK) << tessera_last_error();
+  }
+  call.keep("k");
+  call.keep("v");
+  std::memset(call["out"].as<float>(), kPoison, call["out"].elements() * sizeof(float));
+  call.set("cache_seqlens", {12, 6});
+  EXPECT_EQ(run(), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tessera_last_error()).find("cache_seqlens[0] is 12"), std::string::npos);
+  EXPECT_EQ(call["k"].bytes(), call.kept["k"]);
+  EXPECT_EQ(call["v"].bytes(), call.kept["v"]);
+  EXPECT_TRUE(call["out"].untouched());
+  call.args.k_new = call.args.v_new = nullptr;
+  call.args.rotary_cos = call.args.rotary_sin = call.args.rotary_seqlens = nullptr;
+  EXPECT_EQ(run(), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tessera_last_error()).find("new keys"), std::string::npos) << tessera_last_error();
+  tessera_plan_destroy(plan);
+}
+
 TEST(Errors, belong_to_the_thread_and_go_with_the_next_success) {
   Call call = forward_call();
   Call bad = forward_call();
@@ -363,6 +525,17 @@ TEST(Abi, a_caller_with_a_shorter_struct_gets_the_defaults_of_what_it_does_not_k
   EXPECT_EQ(std::memcmp(reference["out"].as<float>(), bare["out"].as<float>(), bare["out"].elements() * 4), 0);
 }
 
+TEST(Abi, a_decode_by_a_caller_that_does_not_know_appends_is_served) {
+  Call call = decode_call(), reference = decode_call();
+  ASSERT_EQ(reference.run(), TESSERA_OK);
+  std::vector<unsigned char> memory(sizeof(tessera_attention), 0xa5);
+  call.args.struct_size = offsetof(tessera_attention, k_new);
+  std::memcpy(memory.data(), &call.args, call.args.struct_size);
+  const auto* args = reinterpret_cast<const tessera_attention*>(memory.data());
+  ASSERT_EQ(tessera_attention_run(call.op, args, nullptr, 0, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(std::memcmp(reference["out"].as<float>(), call["out"].as<float>(), call["out"].elements() * 4), 0);
+}
+
 TEST(Abi, a_caller_with_a_longer_struct_is_served_if_what_is_new_is_zero) {
   Call call = forward_call();
   std::vector<unsigned char> memory(sizeof(tessera_attention) + 24, 0);
@@ -381,7 +554,7 @@ TEST(Abi, public_structs_have_no_padding) {
   EXPECT_EQ(sizeof(tessera_attention), sizeof(std::size_t) + 10 * sizeof(void*) + 2 * sizeof(float) + sizeof(void*) +
                                            sizeof(std::uint32_t) + sizeof(tessera_alignment) +
                                            2 * sizeof(std::int64_t) + 2 * sizeof(void*) + 2 * sizeof(std::int64_t) +
-                                           2 * sizeof(void*));
+                                           10 * sizeof(void*));
 }
 
 TEST(Explain, json_holds_what_the_text_says) {
@@ -509,6 +682,32 @@ TEST(Cpp, forward_matches_the_c_call_and_bad_input_throws_with_the_message) {
     EXPECT_EQ(error.status(), TESSERA_INVALID_ARGUMENT);
     EXPECT_NE(std::string(error.what()).find("k is null"), std::string::npos);
   }
+}
+
+TEST(Cpp, a_decode_that_appends_matches_the_c_call) {
+  Call call = append_call(), cpp = append_call();
+  ASSERT_EQ(call.run(), TESSERA_OK) << tessera_last_error();
+  Attention attention{.q = {cpp["q"].as<float>(), kFloat32, {kB, 2, kHq, kD}},
+                      .k = {cpp["k"].as<float>(), kFloat32, {3, 12, kHkv, kD}},
+                      .v = {cpp["v"].as<float>(), kFloat32, {3, 12, kHkv, kDv}},
+                      .out = {cpp["out"].as<float>(), kFloat32, {kB, 2, kHq, kDv}},
+                      .lse = {cpp["lse"].as<float>(), kFloat32, {kB, kHq, 2}},
+                      .causal = true};
+  attention.cache_seqlens = {cpp["cache_seqlens"].as<std::int32_t>(), kInt32, {kB}};
+  attention.k_new = {cpp["k_new"].as<float>(), kFloat32, {kB, 2, kHkv, kD}};
+  attention.v_new = {cpp["v_new"].as<float>(), kFloat32, {kB, 2, kHkv, kDv}};
+  attention.rotary_cos = {cpp["rotary_cos"].as<float>(), kFloat32, {20, 3}};
+  attention.rotary_sin = {cpp["rotary_sin"].as<float>(), kFloat32, {20, 3}};
+  attention.rotary_seqlens = {cpp["rotary_seqlens"].as<std::int32_t>(), kInt32, {kB}};
+  attention.cache_batch_idx = {cpp["cache_batch_idx"].as<std::int32_t>(), kInt32, {kB}};
+  attention.leftpad_k = {cpp["leftpad_k"].as<std::int32_t>(), kInt32, {kB}};
+  attention.status = {cpp["status"].as<std::int32_t>(), kInt32, {kB}};
+  attention.batch_invariant = true;
+  attention_decode(attention);
+  for (const char* name : {"out", "lse", "k", "v", "status"}) EXPECT_EQ(cpp[name].bytes(), call[name].bytes()) << name;
+  attention.rotary_interleaved = true;
+  attention_decode(attention);
+  EXPECT_NE(cpp["k"].bytes(), call["k"].bytes());
 }
 
 // DLPack's structs, as its header lays them out.

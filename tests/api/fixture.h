@@ -50,6 +50,8 @@ class OwnedTensor {
     return true;
   }
 
+  const std::vector<std::uint8_t>& bytes() const { return bytes_; }
+
   tessera_tensor view{};
 
  private:
@@ -68,6 +70,7 @@ struct Call {
   tessera_attention_op op = TESSERA_ATTENTION_FORWARD;
   tessera_attention args = TESSERA_ATTENTION_INIT;
   std::map<std::string, OwnedTensor> tensors;
+  std::map<std::string, std::vector<std::uint8_t>> kept;
 
   OwnedTensor& add(const std::string& name, tessera_dtype dtype, std::vector<std::int64_t> shape,
                    const tessera_tensor* tessera_attention::*field) {
@@ -85,11 +88,15 @@ struct Call {
   void set(const std::string& name, const std::vector<std::int32_t>& values) {
     std::memcpy(tensors.at(name).as<std::int32_t>(), values.data(), values.size() * sizeof(std::int32_t));
   }
+  // What is written in part counts as an output: it must be as it is now.
+  void keep(const std::string& name) { kept[name] = tensors.at(name).bytes(); }
   bool outputs_untouched() {
     const bool backward = op == TESSERA_ATTENTION_BACKWARD;
     for (auto& [name, tensor] : tensors) {
-      const bool output = backward ? (name == "dq" || name == "dk" || name == "dv") : (name == "out" || name == "lse");
+      const bool output = backward ? (name == "dq" || name == "dk" || name == "dv")
+                                   : (name == "out" || name == "lse" || name == "status");
       if (output && !tensor.untouched()) return false;
+      if (kept.count(name) > 0 && tensor.bytes() != kept[name]) return false;
     }
     return true;
   }
@@ -166,6 +173,47 @@ inline Call paged_call() {
   call.set("cache_seqlens", {11, 4});
   call.set("page_table", {5, 0, 3, 1, -7, 99});  // the second row uses one page only
   for (const char* name : {"q", "k", "v"}) call.fill(name);
+  return call;
+}
+
+// Two new keys of two sequences, rotated, in two of three rows of a cache.
+inline Call append_call() {
+  Call call;
+  call.op = TESSERA_ATTENTION_DECODE;
+  call.add("q", kFp32, {kB, 2, kHq, kD}, &tessera_attention::q);
+  call.add("k", kFp32, {3, 12, kHkv, kD}, &tessera_attention::k);
+  call.add("v", kFp32, {3, 12, kHkv, kDv}, &tessera_attention::v);
+  call.add("out", kFp32, {kB, 2, kHq, kDv}, &tessera_attention::out);
+  call.add("lse", kFp32, {kB, kHq, 2}, &tessera_attention::lse);
+  call.add("k_new", kFp32, {kB, 2, kHkv, kD}, &tessera_attention::k_new);
+  call.add("v_new", kFp32, {kB, 2, kHkv, kDv}, &tessera_attention::v_new);
+  call.add("rotary_cos", kFp32, {20, 3}, &tessera_attention::rotary_cos);
+  call.add("rotary_sin", kFp32, {20, 3}, &tessera_attention::rotary_sin);
+  call.add("rotary_seqlens", kI32, {kB}, &tessera_attention::rotary_seqlens);
+  call.add("cache_seqlens", kI32, {kB}, &tessera_attention::cache_seqlens);
+  call.add("cache_batch_idx", kI32, {kB}, &tessera_attention::cache_batch_idx);
+  call.add("leftpad_k", kI32, {kB}, &tessera_attention::leftpad_k);
+  call.add("status", kI32, {kB}, &tessera_attention::status);
+  call.set("cache_seqlens", {10, 0});
+  call.set("cache_batch_idx", {2, 0});
+  call.set("leftpad_k", {3, 0});
+  call.set("rotary_seqlens", {18, 0});
+  call.args.flags = TESSERA_CAUSAL;
+  for (const char* name : {"q", "k", "v", "k_new", "v_new", "rotary_cos", "rotary_sin"}) call.fill(name);
+  call.keep("k");
+  call.keep("v");
+  return call;
+}
+
+// New keys that go to a page of their own.
+inline Call paged_append_call() {
+  Call call = paged_call();
+  call.add("k_new", kFp32, {kB, 1, kHkv, kD}, &tessera_attention::k_new);
+  call.add("v_new", kFp32, {kB, 1, kHkv, kDv}, &tessera_attention::v_new);
+  call.set("page_table", {5, 0, 3, 1, 2, 99});
+  for (const char* name : {"k_new", "v_new"}) call.fill(name);
+  call.keep("k");
+  call.keep("v");
   return call;
 }
 

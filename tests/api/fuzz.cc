@@ -2,6 +2,7 @@
 // refused, nothing written outside the outputs where it is accepted, no crash, nothing for a sanitizer to report.
 //
 //   api_fuzz [--seconds N] [--seed N] [--calls N]
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -119,12 +120,13 @@ bool has_memory(const tessera_tensor& t) {
 
 struct Fuzzer {
   Random random;
-  Buffer q, k, v, out, lse, dout, dlse, dq, dk, dv, alibi, cu_q, cu_k, cache, pages;
+  Buffer q, k, v, out, lse, dout, dlse, dq, dk, dv, alibi, cu_q, cu_k, cache, pages, k_new, v_new, cos, sin, rotary,
+      rows_of_cache, leftpad, status;
   std::vector<std::uint8_t> scratch = std::vector<std::uint8_t>(std::size_t{8} << 20);
   std::uint64_t accepted = 0, refused = 0;
 
   explicit Fuzzer(std::uint64_t seed) : random(seed) {
-    for (Buffer* b : {&q, &k, &v, &dout, &dlse, &alibi}) fill(*b);
+    for (Buffer* b : {&q, &k, &v, &dout, &dlse, &alibi, &k_new, &v_new, &cos, &sin}) fill(*b);
   }
 
   [[noreturn]] static void fail(const char* what) {
@@ -168,8 +170,11 @@ struct Fuzzer {
       return varlen ? std::vector<std::int64_t>{s, h, dim} : std::vector<std::int64_t>{batch, s, h, dim};
     };
     const std::int64_t num_pages = 1 + small(4), page_size = 1 + small(4), table = small(3);
+    const std::int64_t cache_rows = decode && !paged && random.one_in(3) ? batch + small(2) : -1;
     const auto cache_shape = [&](std::int64_t dim) {
-      return paged ? std::vector<std::int64_t>{num_pages, page_size, hkv, dim} : shape(sk, hkv, dim);
+      if (paged) return std::vector<std::int64_t>{num_pages, page_size, hkv, dim};
+      if (cache_rows >= 0) return std::vector<std::int64_t>{cache_rows, sk, hkv, dim};
+      return shape(sk, hkv, dim);
     };
     const auto rows = varlen ? std::vector<std::int64_t>{hq, sq} : std::vector<std::int64_t>{batch, hq, sq};
 
@@ -207,10 +212,41 @@ struct Fuzzer {
       lengths(cu_q, batch + 1, sq);
       lengths(cu_k, batch + 1, sk);
     }
-    if (decode && random.one_in(2)) {
+    const std::int64_t capacity = paged ? table * page_size : sk;
+    const bool appends = decode && random.one_in(2);
+    const std::int64_t sn = appends ? small(static_cast<int>(std::min<std::int64_t>(capacity, 4))) : 0;
+    if (decode && (appends || random.one_in(2))) {
       give(&tessera_attention::cache_seqlens, cache, i32, {batch});
-      lengths(cache, batch, paged ? table * page_size : sk);
+      lengths(cache, batch, capacity - sn);
     }
+    if (appends) {
+      give(&tessera_attention::k_new, k_new, dtype, {batch, sn, hkv, d});
+      give(&tessera_attention::v_new, v_new, dtype, {batch, sn, hkv, d_v});
+    }
+    if (appends && random.one_in(2)) {
+      const std::int64_t half = small(static_cast<int>(d / 2)), positions = capacity + sq + small(2);
+      give(&tessera_attention::rotary_cos, cos, dtype, {positions, half});
+      give(&tessera_attention::rotary_sin, sin, dtype, {positions, half});
+      if (random.one_in(2)) args.flags |= TESSERA_ROTARY_INTERLEAVED;
+      if (random.one_in(3)) {
+        give(&tessera_attention::rotary_seqlens, rotary, i32, {batch});
+        lengths(rotary, batch, capacity - sn);
+      }
+    }
+    if (cache_rows >= 0) {
+      give(&tessera_attention::cache_batch_idx, rows_of_cache, i32, {batch});
+      auto* row = reinterpret_cast<std::int32_t*>(rows_of_cache.bytes.data());
+      for (std::int64_t b = 0; b < batch; ++b) {
+        row[b] = static_cast<std::int32_t>(b + cache_rows - batch);
+        if (random.one_in(100)) row[b] = static_cast<std::int32_t>(random.below(20)) - 10;
+      }
+    }
+    if (decode && random.one_in(4)) {
+      give(&tessera_attention::leftpad_k, leftpad, i32, {batch});
+      lengths(leftpad, batch, 2 * capacity);
+    }
+    if (decode ? random.one_in(3) : random.one_in(300)) give(&tessera_attention::status, status, i32, {batch});
+    if (decode ? random.one_in(4) : random.one_in(300)) args.flags |= TESSERA_BATCH_INVARIANT;
     if (paged) {
       give(&tessera_attention::page_table, pages, i32, {batch, table});
       auto* page = reinterpret_cast<std::int32_t*>(pages.bytes.data());
@@ -239,8 +275,9 @@ struct Fuzzer {
 
   // Runs it, and checks that an accepted call stays within its outputs and a refused one writes nothing.
   void judge(tessera_attention_op op, const tessera_attention& args, bool backward) {
-    Buffer* outputs[] = {&out, &lse, &dq, &dk, &dv};
+    Buffer* outputs[] = {&out, &lse, &dq, &dk, &dv, &status};
     for (Buffer* b : outputs) std::memset(b->bytes.data(), kPoison, kArena);
+    const std::vector<std::uint8_t> k_before = k.bytes, v_before = v.bytes;
     if (backward) {
       fill(out);
       fill(lse);
@@ -249,9 +286,29 @@ struct Fuzzer {
     std::size_t bytes = 0;
     tessera_status status = tessera_attention_workspace(op, &args, &bytes);
     if (status == TESSERA_OK) {
-      for (const tessera_tensor* t :
-           {args.q, args.k, args.v, args.out, args.lse, args.dout, args.dlse, args.dq, args.dk, args.dv,
-            args.alibi_slopes, args.cu_seqlens_q, args.cu_seqlens_k, args.cache_seqlens, args.page_table}) {
+      for (const tessera_tensor* t : {args.q,
+                                      args.k,
+                                      args.v,
+                                      args.out,
+                                      args.lse,
+                                      args.dout,
+                                      args.dlse,
+                                      args.dq,
+                                      args.dk,
+                                      args.dv,
+                                      args.alibi_slopes,
+                                      args.cu_seqlens_q,
+                                      args.cu_seqlens_k,
+                                      args.cache_seqlens,
+                                      args.page_table,
+                                      args.k_new,
+                                      args.v_new,
+                                      args.rotary_cos,
+                                      args.rotary_sin,
+                                      args.rotary_seqlens,
+                                      args.cache_batch_idx,
+                                      args.leftpad_k,
+                                      args.status}) {
         if (t != nullptr && reach(*t) > kArena) return;  // accepted, but this program has no such memory
       }
       if (bytes > scratch.size()) fail("a small problem asks for a large workspace");
@@ -259,8 +316,11 @@ struct Fuzzer {
       if (status != TESSERA_OK) fail("the workspace call accepted what the run refuses");
       ++accepted;
       check_canaries(args, backward);
+      expect_cache(args, args.k, k, k_before);
+      expect_cache(args, args.v, v, v_before);
       return;
     }
+    if (k.bytes != k_before || v.bytes != v_before) fail("a refused call wrote to k or v");
     ++refused;
     if (tessera_attention_run(op, &args, scratch.data(), scratch.size(), nullptr) != status) fail("two answers");
     if (tessera_last_error()[0] == '\0') fail("a refusal without a message");
@@ -279,11 +339,21 @@ struct Fuzzer {
     if (!backward) {
       beyond(args.out, out);
       beyond(args.lse, lse);
+      beyond(args.status, status);
       return;
     }
     beyond(args.dq, dq);
     beyond(args.dk, dk);
     beyond(args.dv, dv);
+  }
+
+  // k and v are as they were, or, if keys were appended, as they were behind their last element.
+  static void expect_cache(const tessera_attention& args, const tessera_tensor* t, const Buffer& buffer,
+                           const std::vector<std::uint8_t>& before) {
+    const std::size_t from = args.k_new != nullptr ? reach(*t) : 0;
+    if (std::memcmp(buffer.bytes.data() + from, before.data() + from, kArena - from) != 0) {
+      fail("a call wrote to k or v where nothing is appended");
+    }
   }
 
   void expect_poison(const Buffer& buffer, std::size_t from) {

@@ -15,7 +15,9 @@
 #include "attention/cpu/tile_ops.h"
 #include "verify/attention/buffers.h"
 #include "verify/attention/cases.h"
+#include "verify/attention/family.h"
 #include "verify/attention/oracle.h"
+#include "verify/check.h"
 
 namespace tessera {
 namespace {
@@ -92,6 +94,7 @@ struct Trial {
     } else {
       check("out", got.o, exact.o, plain.o, type);
       if (c.problem.with_lse) check("lse", got.lse, exact.lse, plain.lse, DType::kFloat32);
+      if (c.problem.op == AttentionOp::kDecode) complaints += buffers->cache_damage(exact);
     }
     return complaints;
   }
@@ -119,6 +122,12 @@ void expect_suite(const char* name, std::initializer_list<int> thread_counts, do
     if (index++ % kEvery != 0) continue;
     if (c.flops() > most_flops) continue;
     Trial trial(c);
+    if (c.refused) {  // on the CPU, an error before anything is written
+      const std::vector<std::byte> before = trial.bytes();
+      EXPECT_NE(trial.run(1), "") << c.name;
+      EXPECT_EQ(trial.bytes(), before) << c.name;
+      continue;
+    }
     for (int threads : thread_counts) {
       const std::string failure = trial.run(threads);
       EXPECT_EQ(failure, "") << c.name << " on " << threads << " threads";
@@ -270,6 +279,189 @@ TEST(CpuAttention, decode_serves_any_number_of_rows_from_contiguous_and_paged_ca
       }
     }
   }
+}
+
+// A text's queries, new keys and values, and the cache after what was appended so far.
+struct Text {
+  cases::Case c;           // the whole text appended in one call
+  oracle::Inputs inputs;   // of that call
+  oracle::Outputs so_far;  // o, lse and the cache
+
+  Text(DType dtype, std::int64_t tokens, bool interleaved, std::int64_t page)
+      : c(make_case(AttentionOp::kDecode, dtype, tokens, tokens, 4, 2, 48, 40)) {
+    AttentionProblem& p = c.problem;
+    p.batch = p.cache_rows = 2;
+    p.causal = true;
+    p.seq_new = tokens;
+    p.rotary_dim = 32;
+    p.rotary_interleaved = interleaved;
+    if (page > 0) {
+      p.paged = true;
+      p.page_size = page;
+      p.cache_rows = 0;
+      p.max_pages_per_seq = (tokens + page - 1) / page;
+      p.seq_k = p.max_pages_per_seq * page;
+      p.num_pages = 2 * p.max_pages_per_seq + 1;
+    }
+    p.rotary_rows = p.seq_k;
+    c.cache_lengths = {0, 0};
+    inputs = cases::make_inputs(c);
+    so_far.o = oracle::HostTensor(2, tokens, p.heads_q, p.dim_v);
+    so_far.lse = oracle::HostTensor(2, p.heads_q, tokens, 1);
+    so_far.k = inputs.k;
+    so_far.v = inputs.v;
+  }
+
+  // Tokens [first, first + count).
+  std::string append(std::int64_t first, std::int64_t count) {
+    cases::Case step = c;
+    step.problem.seq_q = step.problem.seq_new = count;
+    step.cache_lengths.assign(2, static_cast<std::int32_t>(first));
+    oracle::Inputs in = inputs;
+    in.problem = step.problem;
+    in.cache_seqlens = step.cache_lengths;
+    in.k = so_far.k;
+    in.v = so_far.v;
+    for (const auto& [from, to] :
+         {std::pair{&inputs.q, &in.q}, {&inputs.k_new, &in.k_new}, {&inputs.v_new, &in.v_new}}) {
+      *to = oracle::HostTensor(2, count, from->shape[2], from->shape[3]);
+      const std::int64_t size = to->size() / 2;
+      for (std::int64_t b = 0; b < 2; ++b) {
+        std::copy_n(from->data.begin() + from->offset(b, first, 0), size, to->data.begin() + b * size);
+      }
+    }
+    cases::Buffers buffers(step, in, nullptr);
+    const auto checked = attention::check(buffers.op(), &buffers.args(), attention::Look::kEverything);
+    if (!checked.ok()) return checked.status().message();
+    Workspace workspace(cpu::workspace_bytes(checked->args.problem, 2));
+    if (const Status s = cpu::run(checked->args, 2, workspace.data()); !s.ok()) return s.message();
+    oracle::Outputs shapes;
+    shapes.o = oracle::HostTensor(2, count, c.problem.heads_q, c.problem.dim_v);
+    shapes.lse = oracle::HostTensor(2, c.problem.heads_q, count, 1);
+    shapes.k = in.k;
+    shapes.v = in.v;
+    const oracle::Outputs got = buffers.results(shapes);
+    so_far.k = got.k;
+    so_far.v = got.v;
+    for (std::int64_t b = 0; b < 2; ++b) {
+      for (std::int64_t h = 0; h < c.problem.heads_q; ++h) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          so_far.lse.at(b, h, first + i) = got.lse.at(b, h, i);
+          for (std::int64_t d = 0; d < c.problem.dim_v; ++d) so_far.o.at(b, first + i, h, d) = got.o.at(b, i, h, d);
+        }
+      }
+    }
+    return {};
+  }
+};
+
+bool same_bits(const oracle::HostTensor& a, const oracle::HostTensor& b) {  // unused rows are NaN
+  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(double)) == 0;
+}
+
+// Token by token, in pieces and as a whole, by decode and by a forward of the rotated text.
+TEST(CpuAttention, a_text_appended_token_by_token_equals_its_prefill) {
+  constexpr std::int64_t kTokens = 90;
+  for (DType dtype : kTypes) {
+    for (const auto& [interleaved, page] : {std::pair<bool, int>{false, 0}, {true, 0}, {false, 16}, {true, 7}}) {
+      Text tokens(dtype, kTokens, interleaved, page), pieces(dtype, kTokens, interleaved, page),
+          whole(dtype, kTokens, interleaved, page);
+      for (std::int64_t i = 0; i < kTokens; ++i) ASSERT_EQ(tokens.append(i, 1), "");
+      for (std::int64_t i = 0; i < kTokens; i += 15) ASSERT_EQ(pieces.append(i, 15), "");
+      ASSERT_EQ(whole.append(0, kTokens), "");
+      const oracle::Outputs exact = oracle::attention(whole.inputs), plain = oracle::plain_attention(whole.inputs);
+      for (const Text* text : {&tokens, &pieces, &whole}) {
+        EXPECT_TRUE(same_bits(text->so_far.k, exact.k)) << name_of(dtype) << " page " << page;
+        EXPECT_TRUE(same_bits(text->so_far.v, exact.v)) << name_of(dtype) << " page " << page;
+        EXPECT_EQ(verify::judge(text->so_far.o, exact.o, plain.o, dtype, text->c.floor).message, "");
+        EXPECT_EQ(verify::judge(text->so_far.lse, exact.lse, plain.lse, DType::kFloat32, text->c.floor).message, "");
+      }
+      if (page > 0) continue;
+      cases::Case forward = whole.c;
+      forward.problem.op = AttentionOp::kForward;
+      forward.problem.seq_new = forward.problem.rotary_dim = forward.problem.rotary_rows = 0;
+      forward.problem.cache_rows = 0;
+      forward.problem.rotary_interleaved = false;
+      oracle::Inputs rotated = oracle::appended(whole.inputs);
+      rotated.problem = forward.problem;
+      rotated.cache_seqlens.clear();
+      cases::Buffers buffers(forward, rotated, nullptr);
+      const auto checked = attention::check(buffers.op(), &buffers.args(), attention::Look::kEverything);
+      ASSERT_TRUE(checked.ok()) << checked.status().message();
+      Workspace workspace(cpu::workspace_bytes(checked->args.problem, 2));
+      ASSERT_TRUE(cpu::run(checked->args, 2, workspace.data()).ok());
+      EXPECT_EQ(verify::judge(buffers.results(exact).o, exact.o, plain.o, dtype, forward.floor).message, "");
+    }
+  }
+}
+
+// Rotation by angles of every bit, as callers have them: as accurate as the type is.
+TEST(CpuAttention, rotary_embedding_turns_each_pair_by_its_angle) {
+  for (DType dtype : kTypes) {
+    for (const bool interleaved : {false, true}) {
+      Text text(dtype, 40, interleaved, 0);
+      const AttentionProblem& p = text.c.problem;
+      const std::int64_t half = p.rotary_dim / 2;
+      for (std::int64_t i = 0; i < text.inputs.rotary_cos.size(); ++i) {
+        const double angle = static_cast<double>(i / half) * std::pow(1e4, -static_cast<double>(i % half) / 16.0);
+        text.inputs.rotary_cos.data[static_cast<std::size_t>(i)] = verify::round_to(dtype, std::cos(angle));
+        text.inputs.rotary_sin.data[static_cast<std::size_t>(i)] = verify::round_to(dtype, std::sin(angle));
+      }
+      ASSERT_EQ(text.append(0, 40), "");
+      for (std::int64_t row = 0; row < 40; ++row) {
+        for (std::int64_t x = 0; x < p.dim_qk; ++x) {
+          const auto fresh = [&](std::int64_t column) { return text.inputs.k_new.at(1, row, 1, column); };
+          double want = fresh(x), size = std::abs(want);
+          if (x < p.rotary_dim) {
+            const std::int64_t pair = interleaved ? x / 2 : x % half;
+            const bool is_first = interleaved ? x % 2 == 0 : x < half;
+            const double cos = text.inputs.rotary_cos.at(0, 0, row, pair),
+                         sin = text.inputs.rotary_sin.at(0, 0, row, pair);
+            const double other = fresh(interleaved ? x ^ 1 : (x + half) % p.rotary_dim);
+            want = fresh(x) * cos + (is_first ? -other : other) * sin;
+            size += std::abs(other);
+          }
+          EXPECT_NEAR(text.so_far.k.at(1, row, 1, x), want, (verify::epsilon_of(dtype) / 2 + 1e-7) * size)
+              << name_of(dtype) << " row " << row << " column " << x;
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuAttention, results_are_rounded_to_nearest_on_every_instruction_set) {
+  std::vector<float> values = {0.0f,      -0.0f,        1.0f + 0x1p-11f, 1.0f + 0x3p-11f, 65519.0f,    -65520.0f,
+                               1e30f,     0x1p-24f,     0x1p-25f,        0x1.8p-25f,      0x1p-14f,    0x1.ffcp-15f,
+                               -0x1p-20f, 0x1.fffp-15f, HUGE_VALF,       1.0f + 0x1p-8f,  0x1.0001p0f, 3.1415927f};
+  for (int i = 0; i < 1000; ++i)
+    values.push_back(std::ldexp(1.0f + static_cast<float>(i * 7919 % 8192) / 8192, i % 34 - 26));
+  const auto count = static_cast<std::int64_t>(values.size());
+  values.resize(values.size() + cpu::kPad, 0.0f);
+  for (const cpu::Isa isa : {cpu::Isa::kSse4, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+    const cpu::TileOps* ops = isa <= cpu::detect_isa() ? cpu::fp32_ops(isa) : nullptr;
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      std::vector<std::uint16_t> got(values.size());
+      if (ops != nullptr) ops->store(values.data(), 1, 1, count, 1.0f, {got.data(), count, dtype});
+      for (std::int64_t i = 0; ops != nullptr && i < count; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        EXPECT_EQ(got[at], verify::to_bits16(dtype, values[at]))
+            << values[at] << " in " << name_of(dtype) << " with " << cpu::name_of(isa);
+      }
+    }
+  }
+}
+
+TEST(CpuAttention, a_sequence_does_not_depend_on_the_rest_of_its_batch) {
+  const auto device = verify::open_device("cpu");
+  ASSERT_TRUE(device.ok());
+  int checked = 0;
+  for (const cases::Case& c : cases::suite("full")) {
+    if (!c.compare_alone) continue;
+    const verify::Report report = verify::check(*verify::attention_case(c), **device, 1, 0);
+    EXPECT_EQ(report.outcome, verify::Outcome::kPassed) << c.name << ": " << report.detail;
+    ++checked;
+  }
+  EXPECT_GT(checked, 10);
 }
 
 TEST(CpuAttention, results_are_bitwise_equal_from_run_to_run) {

@@ -1,11 +1,12 @@
 #include <algorithm>
 #include <map>
+#include <vector>
 
 #include "attention/backward_sm90.h"
 #include "attention/family.h"
+#include "base/arch.h"
 #include "engine/select.h"
 #include "tests/cuda/helpers.h"
-#include "tile/arch.h"
 #include "tile/mask.h"
 
 namespace tessera::attention {
@@ -21,7 +22,7 @@ engine::Selection<AttentionFamily> selected(const AttentionProblem& problem, con
 constexpr std::uintptr_t kAddress = 1 << 30;
 
 AttentionBackwardSm90Config config_for(int dim_qk, int dim_v) {
-  return backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true).front();
+  return backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false).front();
 }
 
 AttentionArgs args_for(int dim_qk, int dim_v, bool packed) {
@@ -54,7 +55,7 @@ TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
   int tiles = 0;
   for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
-      const auto configs = backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true);
+      const auto configs = backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false);
       ASSERT_EQ(configs.empty(), dim_qk > 128 || dim_v > 128) << dim_qk << ", " << dim_v;
       for (const AttentionBackwardSm90Config& config : configs) {
         ++tiles;
@@ -67,7 +68,7 @@ TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
         }
         ASSERT_LE(kWarpgroup * (producer + config.dq_registers + config.consumers * consumer), 65536);
         ASSERT_GE(consumer, (dim_qk + dim_v) / 2 + 48 + 30);
-        if (config.overlaps) {
+        if (config.accumulators == 2) {
           ASSERT_GE(config.stages, 3);
         }
       }
@@ -90,6 +91,7 @@ TEST(BackwardSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_to_t
     add(at.v, 128 * padded * 2, kTileAlignment);
     add(at.k_full, 8, 8);
     add(at.v_full, 8, 8);
+    add(at.steps, 8, 8);
     for (int i = 0; i < config.stages; ++i) {
       add(at.q + i * at.q_stage, config.block_q * padded * 2, kTileAlignment);
       add(at.d_o + i * at.d_o_stage, config.block_q * padded * 2, kTileAlignment);
@@ -214,23 +216,60 @@ TEST(BackwardSm90, heads_that_are_worked_on_together_fit_the_cache_in_equal_grou
   ASSERT_TRUE(work.ok());
   EXPECT_EQ(work->grid.x, 64U * 32);
   EXPECT_EQ(work->params.together.by, 4U);  // 8 MiB each of Q, dO and dQ's sums
+  args.problem.heads_kv = 4;                // 4 query heads each, of which the CTAs of a key head are at two at a time
+  EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together.by, 2U);
   args.problem.seq_q = 1 << 20;
   EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together.by, 1U);
 }
 
-TEST(BackwardSm90, registers_go_to_k_then_to_v_and_only_then_to_a_second_accumulator) {
+TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v) {
   struct Expected {
-    int dim, stages;
-    bool keeps_k, keeps_v, overlaps;
+    int dim, accumulators;
+    bool keeps_k, keeps_v, ping_pong;
   };
-  for (const Expected& want : {Expected{40, 3, true, true, true}, Expected{64, 3, true, true, false},
-                               Expected{80, 3, true, false, false}, Expected{96, 3, true, false, false},
-                               Expected{112, 2, false, false, false}, Expected{128, 2, false, false, false}}) {
+  for (const Expected& want : {Expected{40, 2, true, true, true}, Expected{64, 2, true, true, true},
+                               Expected{80, 2, true, false, false}, Expected{96, 2, false, false, true},
+                               Expected{112, 1, false, false, false}, Expected{128, 1, false, false, false}}) {
     const AttentionBackwardSm90Config config = config_for(want.dim, want.dim);
-    EXPECT_EQ(config.stages, want.stages) << want.dim;
+    EXPECT_EQ(config.accumulators, want.accumulators) << want.dim;
+    EXPECT_EQ(config.stages, want.accumulators + 1) << want.dim;
     EXPECT_EQ(config.keeps_k, want.keeps_k) << want.dim;
     EXPECT_EQ(config.keeps_v, want.keeps_v) << want.dim;
-    EXPECT_EQ(config.overlaps, want.overlaps) << want.dim;
+    EXPECT_EQ(config.ping_pong, want.ping_pong) << want.dim;
+    EXPECT_EQ(config.keeps_p, want.accumulators == 1) << want.dim;
+  }
+  EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, false, false).front().keeps_p);
+  EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, true, true).front().keeps_p);
+}
+
+// A turn that no CTA takes, or that two take, would make the others wait for ever.
+TEST(BackwardSm90, the_key_tiles_of_a_query_tile_take_turns_in_the_order_in_which_they_are_scheduled) {
+  constexpr int kBlockQ = 64, kBlockK = 128;
+  const int lengths[][2] = {{1, 1}, {64, 128}, {65, 200}, {300, 900}, {900, 300}, {700, 129}};
+  const Mask masks[] = {{false, false, -1, -1}, {true, false, -1, -1}, {true, true, -1, -1},   {false, false, 17, 5},
+                        {false, true, 0, 300},  {true, true, 100, -1}, {false, false, 200, -1}};
+  for (const auto& [len_q, len_k] : lengths) {
+    for (const Mask& mask : masks) {
+      const auto edge = [](std::int64_t window) { return window < 0 ? kUnbounded : static_cast<int>(window); };
+      const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right};
+      const int offset = band.position_offset(len_q, len_k);
+      std::map<int, std::vector<unsigned>> turns;  // of a query tile, in scheduling order
+      const int k_tiles = (len_k + kBlockK - 1) / kBlockK;
+      for (int cta = 0; cta < k_tiles; ++cta) {
+        const int tile = comes_in_reverse(band) ? k_tiles - 1 - cta : cta;
+        const int last_k = std::min((tile + 1) * kBlockK, len_k) - 1;
+        const QueryTiles tiles = query_tiles(band, offset, tile * kBlockK, last_k, len_q, kBlockQ);
+        for (int i = 0; i < tiles.count; ++i) {
+          const int query_tile = tiles.first + i;
+          turns[query_tile].push_back(turn_of(band, offset, tile, query_tile, len_q, len_k, kBlockQ, kBlockK));
+        }
+      }
+      for (const auto& [query_tile, list] : turns) {
+        for (unsigned i = 0; i < list.size(); ++i) {
+          ASSERT_EQ(list[i], i) << len_q << ", " << len_k << ", query tile " << query_tile;
+        }
+      }
+    }
   }
 }
 
@@ -250,7 +289,7 @@ TEST(BackwardSm90, is_chosen_unless_there_are_few_queries) {
   }
 }
 
-TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
+TEST(BackwardSm90, says_why_it_does_not_serve_and_another_kernel_does) {
   const auto hopper = *cuda_device("sm_90a");
   const AttentionProblem fits = args_for(128, 64, false).problem;
   const auto selection = selected(fits, hopper);
@@ -261,7 +300,7 @@ TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
   const auto expect_refusal = [](const AttentionProblem& problem, const Device& device, const char* why) {
     const auto refused = selected(problem, device);
     ASSERT_FALSE(refused.candidates.empty()) << why;
-    EXPECT_EQ(refused.candidates.front().implementation->name, std::string("attention_backward")) << why;
+    EXPECT_NE(refused.candidates.front().implementation->name, std::string("attention_backward_sm90")) << why;
     const auto refusal = std::find_if(refused.refusals.begin(), refused.refusals.end(),
                                       [](const auto& r) { return r.kernel == "attention_backward_sm90"; });
     ASSERT_NE(refusal, refused.refusals.end()) << why;
@@ -278,7 +317,6 @@ TEST(BackwardSm90, says_why_it_does_not_serve_and_the_portable_kernel_does) {
                             {[](AttentionProblem& p) { p.alibi = true; }, "ALiBi"},
                             {[](AttentionProblem& p) { p.scale = 0; }, "scale"},
                             {[](AttentionProblem& p) { p.scale = -1; }, "scale"},
-                            {[](AttentionProblem& p) { p.deterministic = true; }, "atomics, in any order"},
                             {[](AttentionProblem& p) { p.tensor_maps = false; }, "multiples of 16 bytes"},
                             {[](AttentionProblem& p) { p.vectors = false; }, "multiples of 16 bytes"},
                             {[](AttentionProblem& p) { p.dim_qk = 136; }, "head dims up to 128"},

@@ -1,7 +1,6 @@
 #include "cuda/device.h"
 
 #include "attention/backward_preprocess.h"
-#include "attention/split_combine.h"
 #include "cuda/code_arch.h"
 #include "cuda/kernel.h"
 #include "tests/cuda/helpers.h"
@@ -10,8 +9,6 @@ namespace tessera::cuda {
 namespace {
 
 using attention::backward_preprocess;
-using attention::combine_launch;
-using attention::CombineArgs;
 using attention::instance_of;
 using attention::preprocess_config;
 using attention::preprocess_launch;
@@ -219,40 +216,6 @@ TEST(Launch, empty_tensors_launch_nothing_and_bad_ones_are_refused) {
   for (const std::int64_t seq : {std::int64_t{1} << 50, std::numeric_limits<std::int64_t>::max()}) {
     args.seq = seq;
     EXPECT_EQ(preprocess_launch(args).status().code(), TESSERA_UNSUPPORTED);
-  }
-  CombineArgs combine;
-  combine.splits = combine.heads = combine.head_dim = 8;
-  combine.batch = combine.seq = std::int64_t{1} << 32;  // rows wrap around to 0
-  EXPECT_EQ(combine_launch(combine, 132).status().code(), TESSERA_UNSUPPORTED);
-}
-
-TEST(Launch, combine_fits_its_cta_and_shares_splits_only_if_rows_are_few) {
-  for (const std::int64_t dim : {1, 8, 64, 72, 80, 128, 256, 2048}) {
-    for (const std::int64_t splits : {1, 3, 64, 256}) {
-      for (const std::int64_t rows : {1, 40, 1000000}) {
-        CombineArgs args;
-        args.splits = splits;
-        args.batch = rows;
-        args.seq = args.heads = 1;
-        args.head_dim = dim;
-        args.o = {nullptr, dim, dim, dim};
-        const auto what = combine_launch(args, 132);
-        ASSERT_TRUE(what.ok());
-        const auto& p = what->params;
-        EXPECT_LE(p.lanes_per_row * p.split_groups * p.rows_per_block, 256u);
-        EXPECT_GE(p.split_groups, 1u);
-        EXPECT_GE(p.rows_per_block, 1u);
-        EXPECT_LE(p.split_groups, splits);
-        EXPECT_GE(std::int64_t{what->grid.x} * p.rows_per_block, rows);
-        EXPECT_GE(std::int64_t{what->grid.y} * p.lanes_per_row * (dim % 4 == 0 ? 4 : 1), dim);
-        if (rows == 1000000) {
-          EXPECT_EQ(p.split_groups, 1u);
-        }
-        if (rows == 1 && splits == 64 && dim == 128) {
-          EXPECT_EQ(p.split_groups, 8u);
-        }
-      }
-    }
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "attention/family.h"
 #include "attention/forward_sm90.h"
+#include "base/arch.h"
 #include "engine/select.h"
 #include "tests/cuda/helpers.h"
 #include "tile/scheduler.h"
@@ -65,14 +66,36 @@ TEST(ForwardSm90, default_tiles_fit_shared_memory) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
       for (const bool masked : {false, true}) {
         for (const bool score_mod : {false, true}) {
-          for (const auto& config : forward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, masked, score_mod)) {
-            ASSERT_LE(forward_sm90_layout(config).bytes, limits_of(90).shared_memory_per_block)
-                << dim_qk << ", " << dim_v;
+          for (const int longest : {17, 100, 4096}) {
+            for (const auto& config :
+                 forward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, masked, score_mod, longest)) {
+              ASSERT_LE(config.ctas_per_sm * (forward_sm90_layout(config).bytes + 1024),
+                        limits_of(90).shared_memory_per_block + 1024)  // the SM has a kilobyte more
+                  << dim_qk << ", " << dim_v;
+            }
           }
         }
       }
     }
   }
+}
+
+TEST(ForwardSm90, masked_tiles_that_are_worked_on_together_are_several_times_as_many_as_sms) {
+  const auto together = [](int dim, std::int64_t seq, bool causal) {
+    AttentionArgs args = args_for(dim, false);
+    AttentionProblem& p = args.problem;
+    p.batch = 1;
+    p.heads_q = p.heads_kv = 8;
+    p.seq_q = p.seq_k = seq;
+    p.causal = causal;
+    const auto config = forward_sm90_configs(DType::kBFloat16, dim, dim, causal, false).front();
+    return forward_sm90_work(args, config, 132)->params.together.by;
+  };
+  EXPECT_EQ(together(192, 8192, false), 4U);  // of 5 whose K and V fit the cache, in equal groups
+  EXPECT_EQ(together(192, 8192, true), 8U);
+  EXPECT_EQ(together(256, 16384, false), 2U);
+  EXPECT_EQ(together(256, 16384, true), 4U);
+  EXPECT_EQ(together(128, 16384, true), together(128, 16384, false));
 }
 
 TEST(ForwardSm90, a_box_ends_with_the_head_dim_so_that_what_fills_up_a_tile_is_zero) {

@@ -174,11 +174,11 @@ TEST(Sources, a_folder_that_cannot_be_used_is_an_error_and_nothing_else_is_compi
   REQUIRE_NVRTC();
   const KernelFolder types("tile/types.h", "int x;\n"), config("bench/mma_peak_config.h", "int x;\n");
   KernelFolder missing("tile/types.h", "");
-  std::filesystem::remove(missing.path + "/tile/arch.h");
+  std::filesystem::remove(missing.path + "/tile/types.h");
   const TemporaryFolder empty;
   for (const auto& [folder, part] : {std::pair{types.path, "its tile/types.h is not the one"},
                                      {config.path, "its bench/mma_peak_config.h is not the one"},
-                                     {missing.path, "no tile/arch.h"},
+                                     {missing.path, "no tile/types.h"},
                                      {empty.path, "there is no "},
                                      {empty.path + "/nothing", "No such file"}}) {
     const ScopedEnvironment chosen("TESSERA_KERNEL_SOURCES", folder.c_str());

@@ -1,7 +1,7 @@
 #include "jit/gate.h"
 
+#include "base/arch.h"
 #include "tests/jit/helpers.h"
-#include "tile/arch.h"
 
 namespace tessera::jit {
 namespace {

@@ -20,3 +20,11 @@ def test_finetune_phi_trains_a_toy(weights):
     assert run.returncode == 0, run.stderr
     assert "2 of 2 attention layers run on tessera" in run.stdout
     assert "tokens/s" in run.stdout and "peak memory" in run.stdout
+
+
+def test_generate_compares_tokens():
+    pytest.importorskip("transformers", minversion="5.5")
+    script = [sys.executable, ROOT / "examples" / "generate.py", "--models", "mistral", "--new", "12", "--steps", "3"]
+    run = subprocess.run(script, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "mistral, static cache, float32" in run.stdout

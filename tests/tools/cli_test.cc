@@ -163,7 +163,7 @@ TEST_F(Cli, tune_disqualifies_what_computes_wrong_or_takes_the_gpu_with_it) {
 TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {
   const Answer answer = run("doctor --json " + file("doctor.json"));
   EXPECT_EQ(answer.code, 0) << answer.text;
-  EXPECT_TRUE(holds(answer.text, "attention_forward, attention_backward, attention_decode run on the CPU"));
+  EXPECT_TRUE(holds(answer.text, "attention_forward, attention_backward, attention_decode, gemm_dense run on the CPU"));
   EXPECT_FALSE(holds(answer.text, "\033")) << "colour where stdout is no terminal";
   const Json found = json("doctor.json");
   ASSERT_TRUE(found.is_object());
@@ -230,10 +230,10 @@ TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
 }
 
 TEST_F(Cli, runs_at_the_same_time_may_share_a_record) {
-  const std::vector<std::string> kernels = {"attention/backward.cuh",     "attention/backward_convert.cuh",
-                                            "attention/backward_dq.cuh",  "attention/backward_sm90.cuh",
-                                            "attention/forward.cuh",      "attention/forward_sm90.cuh",
-                                            "attention/split_combine.cuh"};
+  const std::vector<std::string> kernels = {"attention/backward.cuh",      "attention/backward_convert.cuh",
+                                            "attention/backward_dq.cuh",   "attention/backward_sm90.cuh",
+                                            "attention/forward.cuh",       "attention/forward_sm90.cuh",
+                                            "attention/decode_combine.cuh"};
   std::vector<std::thread> threads;
   for (const std::string& kernel : kernels) {
     threads.emplace_back([&, kernel] {
@@ -393,9 +393,19 @@ TEST_F(Cli, explain_works_for_a_gpu_that_is_not_there) {
 }
 
 TEST_F(Cli, verify_fails_if_every_case_was_refused) {
-  const Answer answer = run("verify --device cuda --filter dec/", kFakeGpu);
+  const Answer answer = run("verify --device cuda --filter dec/fp32", kFakeGpu);
   EXPECT_EQ(answer.code, 1) << answer.text;
   EXPECT_TRUE(holds(answer.text, "nothing was verified")) << answer.text;
+}
+
+// The stand-in driver computes decode, so that what judges it is tried: caches that the op writes to, refused sequences,
+// sequences that are run alone.
+TEST_F(Cli, verify_on_a_gpu_judges_caches_status_and_sequences_alone) {
+  for (const char* filter : {"dec/bf16/b3_sq1_sk100_h4:2_d64/", "dec/bf16/b3_sq4_sk112_h4:2_d64/"}) {
+    const Answer answer = run(std::string("verify --device cuda --repeat 2 --filter ") + filter, kFakeGpu);
+    EXPECT_EQ(answer.code, 0) << answer.text;
+    EXPECT_TRUE(holds(answer.text, "0 failed, 0 refused")) << answer.text;
+  }
 }
 
 TEST_F(Cli, cases_lists_a_suite_with_named_fields) {
@@ -414,7 +424,9 @@ TEST_F(Cli, explain_takes_every_option_of_the_contract) {
        {"--causal", "--causal top_left --sk 77", "--op backward --dlse --deterministic --alibi",
         "--varlen --sq 9 --sk 30 --causal bottom_right", "--window 5,-1 --align top_left --sk 9",
         "--op decode --sq 1 --sk 500 --page-size 16 --hq 8 --hkv 2", "--softcap 30 --scale 0.1",
-        "--op decode --sq 2 --sk 64 --cache-lengths --causal --lse", "--d 192 --dv 128"}) {
+        "--op decode --sq 2 --sk 64 --cache-lengths --causal --lse", "--d 192 --dv 128",
+        "--op decode --sq 1 --sk 64 --append 1 --rotary 32 --interleaved --leftpad --batch-invariant",
+        "--op decode --sq 2 --sk 64 --append 4 --cache-batch-idx --causal"}) {
     const Answer answer = run(std::string("explain attention --dtype fp16 ") + arguments);
     EXPECT_EQ(answer.code, 0) << arguments << "\n" << answer.text;
     EXPECT_TRUE(holds(answer.text, "cpu")) << answer.text;

@@ -28,8 +28,12 @@ TEST(Suites, every_case_is_within_the_contract) {
       EXPECT_EQ(p.heads_q % p.heads_kv, 0) << c.name;
       EXPECT_LE(std::max(p.dim_qk, p.dim_v), 256) << c.name;
       EXPECT_TRUE(std::isfinite(p.scale) && p.scale != 0) << c.name;
-      for (std::int32_t n : c.cache_lengths) EXPECT_LE(n, p.seq_k) << c.name;
       EXPECT_EQ(c.lengths_q.size(), c.lengths_k.size()) << c.name;
+      if (p.op != AttentionOp::kDecode) continue;
+      const oracle::Inputs shapes = make_shapes(c);
+      bool refused = false;
+      for (std::int64_t b = 0; b < p.batch; ++b) refused = refused || oracle::is_refused(shapes, b);
+      EXPECT_EQ(refused, c.refused) << c.name;
     }
   }
 }
@@ -102,6 +106,118 @@ TEST(Suites, full_covers_the_backward_contract_in_both_modes) {
         EXPECT_TRUE(dims.count(d)) << name_of(dtype) << " D " << d << " deterministic " << deterministic;
       }
       EXPECT_EQ(met.size(), 17U + 16U) << name_of(dtype) << " deterministic " << deterministic;
+    }
+  }
+}
+
+TEST(Suites, full_covers_the_decode_contract) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    std::set<std::string> met;
+    std::set<std::int64_t> queries, groups, pages, lengths;
+    for (const Case& c : suite("full")) {
+      const AttentionProblem& p = c.problem;
+      if (p.op != AttentionOp::kDecode || p.dtype != dtype) continue;
+      queries.insert(p.seq_q);
+      groups.insert(p.heads_q / p.heads_kv);
+      pages.insert(p.page_size);
+      lengths.insert(c.cache_lengths.begin(), c.cache_lengths.end());
+      const auto meet = [&](bool here, const char* what) {
+        if (here) met.insert(what);
+      };
+      const bool appends = p.seq_new > 0;
+      bool crosses = false;
+      for (const std::int32_t n : c.cache_lengths) {
+        crosses = crosses || (p.paged && appends && n % p.page_size != 0 && n % p.page_size + p.seq_new > p.page_size);
+      }
+      meet(appends && p.seq_new < p.seq_q, "Sn < Sq");
+      meet(appends && p.seq_new > p.seq_q, "Sn > Sq");
+      meet(crosses, "an append across a page's edge");
+      meet(appends && p.softcap > 0 && p.alibi, "append, softcap and ALiBi");
+      meet(appends && p.window_left >= 0, "append and a window");
+      meet(p.rotary_dim > 0 && p.rotary_interleaved, "interleaved");
+      meet(p.rotary_dim > 0 && !p.rotary_interleaved, "halves");
+      meet(p.rotary_dim > 0 && p.rotary_dim < p.dim_qk, "partial rotary");
+      meet(p.rotary_dim > 0 && p.seq_q > 1 && !p.causal && p.window_left < 0, "queries at one position");
+      meet(!c.rotary_lengths.empty(), "rotary_seqlens");
+      meet(!c.cache_batch_idx.empty() && appends, "rows and append");
+      meet(!c.cache_batch_idx.empty() && !appends, "rows");
+      meet(!c.leftpad.empty() && p.paged, "left padding and pages");
+      meet(!c.leftpad.empty() && p.alibi, "left padding and ALiBi");
+      meet(!c.leftpad.empty() && p.window_left >= 0, "left padding and a window");
+      meet(p.batch_invariant && p.paged, "batch invariant, paged");
+      meet(p.batch_invariant && !p.paged, "batch invariant");
+      meet(c.with_status, "status");
+      meet(c.refused, "refused");
+      meet(appends && p.dim_qk != p.dim_v, "Dqk != Dv");
+      meet(appends && c.layout == Layout::kUnaligned, "unaligned");
+      meet(appends && c.layout == Layout::kHeadsMajor, "heads major");
+      meet(appends && c.layout == Layout::kPadded, "padded");
+    }
+    EXPECT_EQ(met.size(), 23U) << name_of(dtype);
+    for (const std::int64_t n : {1, 2, 3, 4, 5, 7, 16}) EXPECT_TRUE(queries.count(n)) << n;
+    for (const std::int64_t n : {1, 4, 7, 8, 16}) EXPECT_TRUE(groups.count(n)) << n;
+    for (const std::int64_t n : {1, 12, 16, 64, 256}) EXPECT_TRUE(pages.count(n)) << n;
+    for (const std::int64_t n : {0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129}) EXPECT_TRUE(lengths.count(n)) << n;
+  }
+}
+
+// So that the cache after an append is known to the bit, whatever order the products are added in.
+TEST(Inputs, rotations_are_exact_in_fp32) {
+  int rows = 0;
+  for (const char* name : {"quick", "hostile"}) {
+    for (const Case& c : suite(name)) {
+      const AttentionProblem& p = c.problem;
+      if (p.rotary_dim == 0) continue;
+      const oracle::Inputs in = make_inputs(c);
+      for (const oracle::HostTensor* t : {&in.q, &in.k_new}) {
+        for (std::int64_t row = 0; row < t->size() / t->shape[3]; ++row) {
+          const double* x = t->data.data() + row * t->shape[3];
+          const std::int64_t position = row % p.rotary_rows;
+          for (std::int64_t i = 0; i < p.rotary_dim / 2; ++i) {
+            const double cos = in.rotary_cos.at(0, 0, position, i), sin = in.rotary_sin.at(0, 0, position, i);
+            ASSERT_EQ(x[i], verify::round_to(p.dtype, x[i])) << c.name;
+            ASSERT_EQ(cos, verify::round_to(DType::kBFloat16, cos)) << c.name;
+            for (const double term : {x[2 * i] * cos, x[2 * i + 1] * sin, x[2 * i] * cos - x[2 * i + 1] * sin}) {
+              ASSERT_EQ(term, static_cast<float>(term)) << c.name;
+            }
+          }
+          ++rows;
+        }
+      }
+    }
+  }
+  EXPECT_GT(rows, 100);
+}
+
+TEST(Buffers, a_cache_that_an_append_left_wrong_is_seen) {
+  for (const Case& c : suite("quick")) {
+    if (c.problem.seq_new == 0 || c.refused) continue;
+    const oracle::Inputs in = make_inputs(c);
+    const oracle::Outputs expected = oracle::attention(in);
+    Buffers buffers(c, in, nullptr);
+    EXPECT_NE(buffers.cache_damage(expected), "") << c.name << ": nothing was appended";
+    for (Buffer* b : buffers.buffers()) {
+      const bool k = std::strcmp(b->name, "k") == 0;
+      if (!k && std::strcmp(b->name, "v") != 0) continue;
+      Buffer right(b->name);
+      right.shape = b->shape;
+      right.strides = b->strides;
+      right.fill(c.problem.dtype, 4, k ? expected.k : expected.v, false);
+      b->storage = right.storage;
+    }
+    for (Buffer* b : buffers.buffers()) {
+      if (std::strcmp(b->name, "status") == 0) {
+        EXPECT_NE(buffers.cache_damage(expected), "") << "status is not written yet";
+        std::fill(b->storage.begin(), b->storage.end(), std::byte{0});
+      }
+    }
+    EXPECT_EQ(buffers.cache_damage(expected), "") << c.name;
+    for (Buffer* b : buffers.buffers()) {
+      if (std::strcmp(b->name, "v") != 0) continue;
+      b->storage.front() ^= std::byte{1};
+      EXPECT_NE(buffers.cache_damage(expected), "") << c.name;
+      b->poison();
+      EXPECT_NE(buffers.cache_damage(expected), "") << c.name << ": before the append";
     }
   }
 }

@@ -255,6 +255,124 @@ TEST(Decode, paged_cache_equals_the_contiguous_one_and_unused_pages_are_not_read
   EXPECT_EQ(attention(paged).lse.data, attention(flat).lse.data);
 }
 
+// One query of one head against keys in a cache of 4, whose scores are small integers.
+Inputs cache_of_4() {
+  AttentionProblem p = shape(1, 1, 4, 1, 1, 2, 1);
+  p.op = AttentionOp::kDecode;
+  p.alignment = Alignment::kBottomRight;
+  p.scale = 1;
+  p.cache_rows = 1;
+  Inputs in = make(p);
+  in.q.data = {1, 0};
+  in.k.data = {1, 5, 2, 5, 3, 5, kNan, kNan};
+  in.v.data = {10, 20, 30, kNan};
+  in.cache_seqlens = {3};
+  return in;
+}
+
+double softmax_mean(const std::vector<std::pair<double, double>>& scores_and_values) {
+  double sum = 0, weights = 0;
+  for (const auto& [score, value] : scores_and_values) {
+    sum += std::exp(score) * value;
+    weights += std::exp(score);
+  }
+  return sum / weights;
+}
+
+TEST(Decode, new_keys_are_rotated_appended_and_seen) {
+  Inputs in = cache_of_4();
+  in.problem.seq_new = 1;
+  in.problem.rotary_dim = 2;
+  in.problem.rotary_rows = 4;
+  in.k_new = HostTensor(1, 1, 1, 2);
+  in.k_new.data = {2, 1};
+  in.v_new = HostTensor(1, 1, 1, 1);
+  in.v_new.data = {40};
+  in.rotary_cos = in.rotary_sin = HostTensor(1, 1, 4, 1);
+  in.rotary_cos.data = {kNan, kNan, kNan, 0.5};  // the position is 3
+  in.rotary_sin.data = {kNan, kNan, kNan, 2};
+  const Outputs out = attention(in);
+  // q becomes (0.5, 2), k_new (2 * 0.5 - 1 * 2, 2 * 2 + 1 * 0.5) = (-1, 4.5).
+  EXPECT_EQ(out.k.data, (std::vector<double>{1, 5, 2, 5, 3, 5, -1, 4.5}));
+  EXPECT_EQ(out.v.data, (std::vector<double>{10, 20, 30, 40}));
+  EXPECT_EQ(out.status, std::vector<std::int32_t>{0});
+  EXPECT_NEAR(out.o.data[0], softmax_mean({{10.5, 10}, {11, 20}, {11.5, 30}, {8.5, 40}}), 1e-13);
+}
+
+TEST(Decode, rotary_pairs_are_halves_or_neighbours_and_the_rest_stays) {
+  AttentionProblem p = shape(1, 2, 2, 1, 1, 5, 1);
+  p.op = AttentionOp::kDecode;
+  p.alignment = Alignment::kBottomRight;
+  p.cache_rows = 1;
+  p.seq_new = 2;
+  p.rotary_dim = 4;
+  p.rotary_rows = 6;
+  Inputs in = make(p);
+  in.cache_seqlens = {0};
+  in.rotary_seqlens = {3};
+  in.k_new = HostTensor(1, 2, 1, 5);
+  in.k_new.data = {1, 2, 3, 4, 5, 1, 2, 3, 4, 5};
+  in.v_new = HostTensor(1, 2, 1, 1);
+  in.q = in.k_new;
+  in.rotary_cos = in.rotary_sin = HostTensor(1, 1, 6, 2);
+  in.rotary_sin.data = {9, 9, 9, 9, 9, 9, 1, 1, 0, 0, 9, 9};  // a quarter turn at 3, none at 4
+  in.rotary_cos.data = {9, 9, 9, 9, 9, 9, 0, 0, 1, 1, 9, 9};
+  EXPECT_EQ(appended(in).k.data, (std::vector<double>{-3, -4, 1, 2, 5, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(appended(in).q.data, (std::vector<double>{-3, -4, 1, 2, 5, -3, -4, 1, 2, 5})) << "all queries at 3";
+  in.problem.rotary_interleaved = true;
+  EXPECT_EQ(appended(in).k.data, (std::vector<double>{-2, 1, -4, 3, 5, 1, 2, 3, 4, 5}));
+  in.problem.causal = true;
+  EXPECT_EQ(appended(in).q.data, (std::vector<double>{-2, 1, -4, 3, 5, 1, 2, 3, 4, 5})) << "one at 3, one at 4";
+}
+
+TEST(Decode, left_padding_is_not_seen_and_rows_are_found_by_index) {
+  Inputs in = cache_of_4();
+  in.leftpad_k = {1};
+  in.k.data[0] = in.v.data[0] = kNan;
+  EXPECT_NEAR(attention(in).o.data[0], softmax_mean({{2, 20}, {3, 30}}), 1e-13);
+  in.leftpad_k = {3};
+  EXPECT_EQ(attention(in).lse.data[0], -kInf);
+
+  Inputs moved = cache_of_4();
+  const Outputs expected = attention(moved);
+  moved.problem.cache_rows = 3;
+  moved.cache_batch_idx = {2};
+  for (HostTensor* t : {&moved.k, &moved.v}) {
+    t->shape[0] = 3;
+    t->data.insert(t->data.begin(), 2 * t->data.size(), kNan);
+  }
+  EXPECT_EQ(attention(moved).o.data, expected.o.data);
+}
+
+TEST(Decode, what_does_not_fit_the_cache_is_refused_and_leaves_it_alone) {
+  Inputs in = cache_of_4();
+  in.problem.seq_new = 2;
+  in.k_new = HostTensor(1, 2, 1, 2);
+  in.v_new = HostTensor(1, 2, 1, 1);
+  const Outputs out = attention(in);
+  EXPECT_EQ(out.status, std::vector<std::int32_t>{1});
+  EXPECT_EQ(out.o.data[0], 0);
+  EXPECT_EQ(out.lse.data[0], -kInf);
+  EXPECT_TRUE(std::isnan(out.v.data[3]));
+  in.cache_seqlens = {2};
+  EXPECT_FALSE(is_refused(in, 0));
+  in.cache_seqlens = {-1};
+  EXPECT_TRUE(is_refused(in, 0));
+  in.cache_seqlens = {0};
+  in.cache_batch_idx = {1};
+  EXPECT_TRUE(is_refused(in, 0));
+  in.cache_batch_idx = {};
+  in.leftpad_k = {-1};
+  EXPECT_TRUE(is_refused(in, 0));
+  in.leftpad_k = {};
+  in.problem.rotary_dim = 2;
+  in.problem.rotary_rows = 5;
+  in.rotary_seqlens = {3};
+  EXPECT_FALSE(is_refused(in, 0));
+  in.rotary_seqlens = {4};
+  EXPECT_TRUE(is_refused(in, 0));
+}
+
 // Every gradient against central differences of  sum(O * dO) + sum(LSE * dLSE).
 void check_gradients(const Inputs& in) {
   const Outputs out = attention(in);

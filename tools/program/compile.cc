@@ -140,7 +140,7 @@ Command add_compile(CLI::App& parent) {
       "serialised. smem and spills are in bytes.\n\n"
       "Examples:\n"
       "  tessera compile\n"
-      "  tessera compile --arch sm_75,sm_90a --kernel split_combine\n"
+      "  tessera compile --arch sm_75,sm_90a --kernel backward_preprocess\n"
       "  tessera compile --fresh --json compile.json");
   return {app, [o] { return run(*o); }};
 }

@@ -15,12 +15,12 @@
 #include <optional>
 #include <thread>
 
+#include "base/arch.h"
 #include "cuda/code_arch.h"
 #include "cuda/memory.h"
 #include "engine/tuned.h"
 #include "jit/gate.h"
 #include "jit/nvrtc.h"
-#include "tile/arch.h"
 
 namespace tessera::tools {
 namespace {

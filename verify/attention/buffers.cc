@@ -1,6 +1,10 @@
 #include "verify/attention/buffers.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/format.h"
 
 namespace tessera::cases {
 namespace {
@@ -75,7 +79,32 @@ Buffers::Buffers(const Case& c, const oracle::Inputs& in, const oracle::Outputs*
   if (!in.cu_seqlens_k.empty()) cu_k_.fill(in.cu_seqlens_k, 1, 1);
   if (!in.cache_seqlens.empty()) cache_lengths_.fill(in.cache_seqlens, 1, 1);
   if (!in.page_table.empty()) page_table_.fill(in.page_table, p.batch, 2);
+  if (p.op == AttentionOp::kDecode) set_append();
   fill_args();
+}
+
+void Buffers::set_append() {
+  const AttentionProblem& p = case_.problem;
+  const oracle::Inputs& in = inputs_;
+  if (p.seq_new > 0) {
+    set(k_new_, in.k_new, p.dtype, case_.layout, 4, false);
+    set(v_new_, in.v_new, p.dtype, case_.layout, 4, false);
+    k_.update_in_place();
+    v_.update_in_place();
+  }
+  if (p.rotary_dim > 0) {
+    const Layout rows = case_.layout == Layout::kHeadsMajor ? Layout::kCompact : case_.layout;
+    set(rotary_cos_, in.rotary_cos, p.dtype, rows, 2, false);
+    set(rotary_sin_, in.rotary_sin, p.dtype, rows, 2, false);
+  }
+  if (!in.rotary_seqlens.empty()) rotary_lengths_.fill(in.rotary_seqlens, 1, 1);
+  if (!in.cache_batch_idx.empty()) cache_batch_idx_.fill(in.cache_batch_idx, 1, 1);
+  if (!in.leftpad_k.empty()) leftpad_.fill(in.leftpad_k, 1, 1);
+  if (case_.with_status) {
+    status_.fill(std::vector<std::int32_t>(static_cast<std::size_t>(p.batch)), 1, 1);
+    status_.written = true;
+    status_.poison();
+  }
 }
 
 tessera_attention_op Buffers::op() const {
@@ -108,6 +137,8 @@ void Buffers::fill_args() {
   a.alibi_slopes = slopes_.view();
   if (p.causal) a.flags |= TESSERA_CAUSAL;
   if (p.deterministic) a.flags |= TESSERA_DETERMINISTIC;
+  if (p.rotary_interleaved) a.flags |= TESSERA_ROTARY_INTERLEAVED;
+  if (p.batch_invariant) a.flags |= TESSERA_BATCH_INVARIANT;
   if (p.op != AttentionOp::kDecode) {
     a.alignment = p.alignment == Alignment::kBottomRight ? TESSERA_ALIGN_BOTTOM_RIGHT : TESSERA_ALIGN_TOP_LEFT;
   }
@@ -119,12 +150,41 @@ void Buffers::fill_args() {
   a.max_seqlen_k = p.varlen ? p.seq_k : 0;
   a.cache_seqlens = cache_lengths_.view();
   a.page_table = page_table_.view();
+  a.k_new = k_new_.view();
+  a.v_new = v_new_.view();
+  a.rotary_cos = rotary_cos_.view();
+  a.rotary_sin = rotary_sin_.view();
+  a.rotary_seqlens = rotary_lengths_.view();
+  a.cache_batch_idx = cache_batch_idx_.view();
+  a.leftpad_k = leftpad_.view();
+  a.status = status_.view();
 }
 
 std::vector<Buffer*> Buffers::buffers() {
   std::vector<Buffer*> used;
-  for (Buffer* b : {&q_, &k_, &v_, &o_, &lse_, &d_o_, &d_lse_, &dq_, &dk_, &dv_, &slopes_, &cu_q_, &cu_k_,
-                    &cache_lengths_, &page_table_}) {
+  for (Buffer* b : {&q_,
+                    &k_,
+                    &v_,
+                    &o_,
+                    &lse_,
+                    &d_o_,
+                    &d_lse_,
+                    &dq_,
+                    &dk_,
+                    &dv_,
+                    &slopes_,
+                    &cu_q_,
+                    &cu_k_,
+                    &cache_lengths_,
+                    &page_table_,
+                    &k_new_,
+                    &v_new_,
+                    &rotary_cos_,
+                    &rotary_sin_,
+                    &rotary_lengths_,
+                    &cache_batch_idx_,
+                    &leftpad_,
+                    &status_}) {
     if (b->used()) used.push_back(b);
   }
   return used;
@@ -153,8 +213,37 @@ oracle::Outputs Buffers::results(const oracle::Outputs& expected) const {
   read(dq_, out.dq);
   read(dk_, out.dk);
   read(dv_, out.dv);
+  if (!out.k.empty()) read(k_, out.k);
+  if (!out.v.empty()) read(v_, out.v);
   excuse_unused_rows(out, expected);
   return out;
+}
+
+std::string Buffers::cache_damage(const oracle::Outputs& expected) const {
+  const AttentionProblem& p = case_.problem;
+  if (p.seq_new > 0) {
+    for (const auto& [got, values] : {std::pair{&k_, &expected.k}, {&v_, &expected.v}}) {
+      Buffer want(got->name);
+      set(want, *values, p.dtype, case_.layout, 4, false);
+      if (want.storage == got->storage) continue;
+      HostTensor read = *values;
+      got->read(read);
+      for (std::size_t n = 0; n < read.data.size(); ++n) {
+        const double x = read.data[n], y = values->data[n];
+        if (x == y || (std::isnan(x) && std::isnan(y))) continue;
+        const auto at = static_cast<std::int64_t>(n);
+        const std::int64_t head = at / read.shape[3] % read.shape[2], row = at / read.shape[3] / read.shape[2];
+        return format("{}: [{}, {}, {}, {}] of the cache is {} after the append and must be {}", got->name,
+                      row / read.shape[1], row % read.shape[1], head, at % read.shape[3], x, y);
+      }
+      return format("{}: the cache after the append differs in bits that are no values", got->name);
+    }
+  }
+  if (!status_.used()) return {};
+  std::vector<std::int32_t> status(static_cast<std::size_t>(p.batch));
+  std::memcpy(status.data(), status_.storage.data(), status_.storage.size());
+  if (status == expected.status) return {};
+  return format("status: [{}] must be [{}]", join(status, ", "), join(expected.status, ", "));
 }
 
 void Buffers::excuse_unused_rows(oracle::Outputs& out, const oracle::Outputs& expected) const {

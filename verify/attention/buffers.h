@@ -1,6 +1,7 @@
 // A case's tensors as the C ABI takes them.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "tessera/attention.h"
@@ -31,7 +32,12 @@ class Buffers final : public verify::Call {
   // promised about them.
   oracle::Outputs results(const oracle::Outputs& expected) const;
 
+  // Decode: empty, or a message about the cache if it is not, byte for byte, what it must be after the append; likewise
+  // about status.
+  std::string cache_damage(const oracle::Outputs& expected) const;
+
  private:
+  void set_append();
   void fill_args();
   void excuse_unused_rows(oracle::Outputs& results, const oracle::Outputs& expected) const;
 
@@ -39,7 +45,8 @@ class Buffers final : public verify::Call {
   const oracle::Inputs& inputs_;
   Buffer q_{"q"}, k_{"k"}, v_{"v"}, o_{"out"}, lse_{"lse"}, d_o_{"dout"}, d_lse_{"dlse"}, dq_{"dq"}, dk_{"dk"},
       dv_{"dv"}, slopes_{"alibi_slopes"}, cu_q_{"cu_seqlens_q"}, cu_k_{"cu_seqlens_k"}, cache_lengths_{"cache_seqlens"},
-      page_table_{"page_table"};
+      page_table_{"page_table"}, k_new_{"k_new"}, v_new_{"v_new"}, rotary_cos_{"rotary_cos"}, rotary_sin_{"rotary_sin"},
+      rotary_lengths_{"rotary_seqlens"}, cache_batch_idx_{"cache_batch_idx"}, leftpad_{"leftpad_k"}, status_{"status"};
   tessera_attention args_ = TESSERA_ATTENTION_INIT;
 };
 

@@ -1,4 +1,5 @@
 // An attention case, run and judged: what verify::Case asks of a family.
+#include <algorithm>
 #include <utility>
 
 #include "attention/family.h"
@@ -53,13 +54,55 @@ void judge_outputs(const cases::Case& c, const Outputs& got, const Outputs& exac
   if (c.problem.with_lse) one("lse", &Outputs::lse, DType::kFloat32);
 }
 
+// One sequence of a decode case as a case of its own.
+struct OneSequence {
+  cases::Case c;
+  oracle::Inputs inputs;
+};
+
+OneSequence one_sequence(const cases::Case& c, const oracle::Inputs& in, std::int64_t b) {
+  OneSequence one{c, in};
+  AttentionProblem& p = one.c.problem;
+  const bool own_row = !p.paged && c.cache_batch_idx.empty();  // of the cache
+  p.batch = 1;
+  if (own_row) p.cache_rows = 1;
+  one.inputs.problem = p;
+  const auto entry = [b](std::vector<std::int32_t>& list) {
+    if (!list.empty()) list = {list[static_cast<std::size_t>(b)]};
+  };
+  for (auto* list :
+       {&one.c.cache_lengths, &one.c.cache_batch_idx, &one.c.leftpad, &one.c.rotary_lengths, &one.inputs.cache_seqlens,
+        &one.inputs.cache_batch_idx, &one.inputs.leftpad_k, &one.inputs.rotary_seqlens}) {
+    entry(*list);
+  }
+  const auto part = [b](auto& list, std::int64_t size) {
+    list = {list.begin() + b * size, list.begin() + (b + 1) * size};
+  };
+  const auto row = [&](HostTensor& t) {
+    if (t.empty()) return;
+    t.shape[0] = 1;
+    part(t.data, t.offset(1, 0, 0));
+  };
+  for (HostTensor* t : {&one.inputs.q, &one.inputs.k_new, &one.inputs.v_new}) row(*t);
+  if (own_row) {
+    row(one.inputs.k);
+    row(one.inputs.v);
+  }
+  if (p.paged) part(one.inputs.page_table, p.max_pages_per_seq);
+  if (c.slopes_per_batch) part(one.inputs.alibi_slopes, p.heads_q);
+  return one;
+}
+
 // Every element is judged. A backward gets the oracle's own o and lse.
 class WholeTrial final : public Trial {
  public:
   explicit WholeTrial(const cases::Case& c) : case_(c), inputs_(cases::make_inputs(c)) {}
 
-  Result<std::unique_ptr<Call>> call(Device&, int threads) override {
+  Result<std::unique_ptr<Call>> call(Device& device, int threads) override {
     if (is_backward(case_)) expect_exact(threads);
+    if (case_.compare_alone) {
+      if (Status s = run_alone(device); !s.ok()) return Status(s.code(), "a sequence alone: " + s.message());
+    }
     return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_, is_backward(case_) ? &exact_ : nullptr));
   }
 
@@ -71,10 +114,37 @@ class WholeTrial final : public Trial {
 
   void judge(const Call& call, int threads, Judgement& judgement) override {
     expect(threads);
-    judge_outputs(case_, static_cast<const Buffers&>(call).results(exact_), exact_, plain_, judgement);
+    const auto& buffers = static_cast<const Buffers&>(call);
+    judge_outputs(case_, buffers.results(exact_), exact_, plain_, judgement);
+    if (case_.problem.op == AttentionOp::kDecode) judgement.add_exact(buffers.cache_damage(exact_));
+    if (case_.compare_alone) judgement.add_exact(difference_from_alone(buffers.results(exact_)));
   }
 
  private:
+  Status run_alone(Device& device) {
+    alone_.clear();
+    for (std::int64_t b = 0; b < case_.problem.batch; ++b) {
+      const OneSequence one = one_sequence(case_, inputs_, b);
+      Buffers buffers(one.c, one.inputs, nullptr);
+      if (Status s = run_once(buffers, device); !s.ok()) return s;
+      alone_.push_back(buffers.results(blank_outputs(one.c.problem, one.inputs)));
+    }
+    return {};
+  }
+
+  std::string difference_from_alone(const Outputs& together) const {
+    for (std::size_t b = 0; b < alone_.size(); ++b) {
+      for (const auto& [name, tensor] : {std::pair{"out", &Outputs::o}, {"lse", &Outputs::lse}}) {
+        const std::vector<double>& alone = (alone_[b].*tensor).data;
+        const auto begin = (together.*tensor).data.begin() + static_cast<std::ptrdiff_t>(b * alone.size());
+        if (tensor == &Outputs::lse && !case_.problem.with_lse) continue;
+        if (std::equal(alone.begin(), alone.end(), begin)) continue;
+        return std::string(name) + ": sequence " + std::to_string(b) + " differs from what it is alone";
+      }
+    }
+    return {};
+  }
+
   void expect_exact(int threads) {
     if (!exact_done_) exact_ = oracle::attention(inputs_, threads);
     exact_done_ = true;
@@ -83,6 +153,7 @@ class WholeTrial final : public Trial {
   cases::Case case_;
   oracle::Inputs inputs_;
   Outputs exact_, plain_;
+  std::vector<Outputs> alone_;  // each sequence's, if case_.compare_alone
   bool exact_done_ = false, plain_done_ = false;
 };
 
@@ -171,6 +242,7 @@ class AttentionCase final : public CaseOf<AttentionFamily> {
   Bound bound() const override { return case_.problem.op == AttentionOp::kDecode ? Bound::kMemory : Bound::kCompute; }
   bool is_sampled() const override { return case_.sample > 0; }
 
+  bool is_invalid(const Device& device) const override { return case_.refused && device.is_cpu(); }
   bool equal_runs_promised(const Device& device) const override {
     return !is_backward(case_) || case_.problem.deterministic || device.is_cpu();
   }

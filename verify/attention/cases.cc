@@ -1,5 +1,7 @@
 #include "verify/attention/cases.h"
 
+#include <algorithm>
+
 #include "tile/mask.h"
 
 namespace tessera::cases {
@@ -7,13 +9,28 @@ namespace {
 
 struct Lengths {
   std::int64_t q = 0;
-  std::int64_t k = 0;
+  std::int64_t k = 0;          // appended ones included
+  std::int64_t first_key = 0;  // behind left padding
 };
 
-Lengths lengths_of(const Case& c, std::int64_t b) {
-  const auto at = static_cast<std::size_t>(b);
-  if (c.problem.varlen) return {c.lengths_q[at], c.lengths_k[at]};
-  return {c.problem.seq_q, c.cache_lengths.empty() ? c.problem.seq_k : c.cache_lengths[at]};
+// By sequence.
+std::vector<Lengths> lengths_of(const Case& c) {
+  const AttentionProblem& p = c.problem;
+  oracle::Inputs shapes;
+  if (c.refused) shapes = make_shapes(c);
+  std::vector<Lengths> list;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const auto at = static_cast<std::size_t>(b);
+    Lengths& len = list.emplace_back();
+    if (p.varlen) {
+      len = {c.lengths_q[at], c.lengths_k[at], 0};
+    } else {
+      len = {p.seq_q, c.cache_lengths.empty() ? p.seq_k : c.cache_lengths[at] + p.seq_new, 0};
+    }
+    if (!c.leftpad.empty()) len.first_key = std::min<std::int64_t>(len.k, c.leftpad[at]);
+    if (c.refused && oracle::is_refused(shapes, b)) len.k = len.first_key = 0;
+  }
+  return list;
 }
 
 }  // namespace
@@ -48,15 +65,14 @@ std::int64_t Case::visible_pairs() const {
   const AttentionProblem& p = problem;
   const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right};
   std::int64_t pairs = 0;
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    const Lengths len = lengths_of(*this, b);
+  for (const Lengths& len : lengths_of(*this)) {
     if (mask.everything()) {
-      pairs += len.q * len.k;
+      pairs += len.q * (len.k - len.first_key);
       continue;
     }
     for (std::int64_t i = 0; i < len.q; ++i) {
       const Range keys = visible_keys(mask, i, len.q, len.k);
-      if (!keys.empty()) pairs += keys.end - keys.begin;
+      pairs += std::max<Index>(0, keys.end - std::max<Index>(keys.begin, len.first_key));
     }
   }
   return pairs;
@@ -75,10 +91,10 @@ double Case::bytes() const {
   const AttentionProblem& p = problem;
   double rows_q = 0;
   double rows_k = 0;
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    const Lengths len = lengths_of(*this, b);
+  for (const Lengths& len : lengths_of(*this)) {
     rows_q += static_cast<double>(len.q);
-    rows_k += static_cast<double>(len.k);
+    rows_k += static_cast<double>(len.k - len.first_key);
+    rows_k += len.k > 0 ? static_cast<double>(p.seq_new) : 0;  // read, and written to the cache
   }
   const auto element = static_cast<double>(size_of(p.dtype));
   const double q = rows_q * static_cast<double>(p.heads_q * p.dim_qk) * element;
@@ -92,10 +108,7 @@ double Case::bytes() const {
 double Case::unfused_bytes() const {
   const AttentionProblem& p = problem;
   double scores = 0;
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    const Lengths len = lengths_of(*this, b);
-    scores += static_cast<double>(len.q) * static_cast<double>(len.k);
-  }
+  for (const Lengths& len : lengths_of(*this)) scores += static_cast<double>(len.q) * static_cast<double>(len.k);
   scores *= static_cast<double>(p.heads_q) * static_cast<double>(size_of(p.dtype));
   // Forward: S written and read, P written and read. Backward: P read twice, dP and dS written, dP read, dS read twice.
   return bytes() + scores * (p.op == AttentionOp::kBackward ? 7 : 4);

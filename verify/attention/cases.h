@@ -38,8 +38,17 @@ struct Case {
   std::string name;  // says everything that sets the case apart; unique in a suite
   AttentionProblem problem;
   std::vector<std::int32_t> lengths_q, lengths_k;  // [B], if varlen
-  std::vector<std::int32_t> cache_lengths;         // [B], decode; empty: the whole cache
-  bool slopes_per_batch = false;                   // ALiBi slopes are [B, Hq] instead of [Hq]
+  std::vector<std::int32_t> cache_lengths;         // [B], decode, before an append; empty: the whole cache
+  std::vector<std::int32_t> cache_batch_idx;       // [B], decode, or empty
+  std::vector<std::int32_t> leftpad;               // [B], decode, or empty
+  std::vector<std::int32_t> rotary_lengths;        // [B], decode, or empty: cache_lengths
+  std::int64_t bad_page = -1;                      // decode: the sequence whose last page does not exist
+  bool with_status = false;                        // decode
+  // Decode: some sequence's lengths or indices do not fit the cache. A GPU refuses that sequence; on the CPU, the call is
+  // an error.
+  bool refused = false;
+  bool compare_alone = false;     // decode: each sequence is run alone, too, and must give the same bits
+  bool slopes_per_batch = false;  // ALiBi slopes are [B, Hq] instead of [Hq]
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;
@@ -68,7 +77,8 @@ const std::vector<std::string>& suite_names();
 std::vector<Case> tuning_checks(const Case& problem);
 
 // Values from the case's seed, rounded to its type; the same on every platform. Rows that no sequence uses (behind the
-// lengths, unused pages) are NaN.
+// lengths, left padding, unused pages and rows of the cache) are NaN. With rotary embedding, values of q and k_new have
+// so few bits that their rotation is exact in fp32: what is appended to the cache is known to the bit.
 oracle::Inputs make_inputs(const Case& c);
 
 // The same without values of q, k, v and d_o: Buffers fills them with repeating random ones, which is what time is

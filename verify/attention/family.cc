@@ -2,7 +2,6 @@
 
 #include "attention/backward_preprocess.h"
 #include "attention/family.h"
-#include "attention/split_combine.h"
 #include "base/format.h"
 #include "cuda/memory.h"
 #include "verify/attention/flags.h"
@@ -59,45 +58,12 @@ Result<StepRun> preprocess(int device, DType dtype, std::int64_t dim) {
                  }};
 }
 
-// A decode step of 256 sequences with 4 queries each, in 8 splits.
-Result<StepRun> combine(int device, DType dtype, std::int64_t dim) {
-  attention::CombineArgs a;
-  a.dtype = dtype;
-  a.splits = 8;
-  a.batch = 256;
-  a.seq = 4;
-  a.heads = 32;
-  a.head_dim = dim;
-  const auto rows = static_cast<std::size_t>(a.batch * a.seq * a.heads);
-  const auto row = static_cast<std::size_t>(dim);
-  const auto memory = allocate(device, {8 * rows * row * 4, 8 * rows * 4, rows * row * 2, rows * 4});
-  if (!memory.ok()) return memory.status();
-  const Memory& m = **memory;
-  a.o_partial = m[0].as<float>();
-  a.lse_partial = m[1].as<float>();
-  a.o = view_of(m[2], a.seq, a.heads, dim);
-  a.lse = rows_of(m[3], a.seq, a.heads);
-  const Result<cuda::DeviceInfo> info = cuda::device(device);
-  if (!info.ok()) return info.status();
-  const auto launch = attention::combine_launch(a, info->multiprocessors);
-  if (!launch.ok()) return launch.status();
-  return StepRun{launch->instance.name, attention::combine_bytes(a), [device, a, held = *memory](void* stream) {
-                   return attention::split_combine(device, a, static_cast<cuda::CUstream>(stream));
-                 }};
-}
-
 std::vector<StepCase> steps() {
   std::vector<StepCase> list;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const std::int64_t dim : {64, 80, 128, 256}) {
       list.push_back({format("backward_preprocess/{}/d{}", name_of(dtype), dim),
                       [=](int device) { return preprocess(device, dtype, dim); }});
-    }
-  }
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    for (const std::int64_t dim : {64, 80, 128, 256}) {
-      list.push_back({format("split_combine/{}/d{}", name_of(dtype), dim),
-                      [=](int device) { return combine(device, dtype, dim); }});
     }
   }
   return list;

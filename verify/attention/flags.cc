@@ -1,4 +1,5 @@
 // Attention problems by flags of the command line.
+#include <algorithm>
 #include <charconv>
 #include <deque>
 #include <map>
@@ -23,7 +24,8 @@ struct Options {
   std::vector<std::int64_t> window;
   float scale = 0, softcap = 0;
   bool alibi = false, varlen = false, lse = false, dlse = false, deterministic = false, cache_lengths = false;
-  std::int64_t page_size = 0;
+  std::int64_t page_size = 0, append = 0, rotary = 0;
+  bool interleaved = false, cache_batch_idx = false, leftpad = false, batch_invariant = false;
 };
 
 const std::map<std::string, tessera_attention_op> kOps{{"forward", TESSERA_ATTENTION_FORWARD},
@@ -102,10 +104,25 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
     a.max_seqlen_q = o.sq;
     a.max_seqlen_k = sk;
   }
-  if (o.cache_lengths || o.page_size > 0) a.cache_seqlens = shapes.add(int32, {o.b});
+  if (o.cache_lengths || o.page_size > 0 || o.append > 0) a.cache_seqlens = shapes.add(int32, {o.b});
   if (o.page_size > 0) a.page_table = shapes.add(int32, {o.b, pages});
+  if (o.append > 0) {
+    a.k_new = shapes.add(type, {o.b, o.append, hkv, o.d});
+    a.v_new = shapes.add(type, {o.b, o.append, hkv, dv});
+  }
+  if (o.rotary > 0) {  // as many positions as the cache has, and those of queries that are not appended
+    const std::int64_t positions = std::max(pages * o.page_size, sk) + o.sq;
+    a.rotary_cos = shapes.add(type, {positions, o.rotary / 2});
+    a.rotary_sin = shapes.add(type, {positions, o.rotary / 2});
+  }
+  if (o.interleaved) a.flags |= TESSERA_ROTARY_INTERLEAVED;
+  if (o.batch_invariant) a.flags |= TESSERA_BATCH_INVARIANT;
+  if (o.cache_batch_idx) a.cache_batch_idx = shapes.add(int32, {o.b});
+  if (o.leftpad) a.leftpad_k = shapes.add(int32, {o.b});
   return a;
 }
+
+std::int32_t to_int32(std::int64_t x) { return static_cast<std::int32_t>(x); }
 
 template <class Number>
 Status parse(const std::string& flag, const std::string& text, Number& to) {
@@ -132,9 +149,14 @@ Result<Options> options_from(const FlagValues& values) {
   o.lse = given("--lse");
   o.dlse = given("--dlse");
   o.deterministic = given("--deterministic");
+  o.interleaved = given("--interleaved");
+  o.cache_batch_idx = given("--cache-batch-idx");
+  o.leftpad = given("--leftpad");
+  o.batch_invariant = given("--batch-invariant");
   const std::pair<const char*, std::int64_t*> sizes[] = {
-      {"--b", &o.b},     {"--sq", &o.sq}, {"--sk", &o.sk}, {"--hq", &o.hq},
-      {"--hkv", &o.hkv}, {"--d", &o.d},   {"--dv", &o.dv}, {"--page-size", &o.page_size}};
+      {"--b", &o.b},           {"--sq", &o.sq},        {"--sk", &o.sk}, {"--hq", &o.hq},
+      {"--hkv", &o.hkv},       {"--d", &o.d},          {"--dv", &o.dv}, {"--page-size", &o.page_size},
+      {"--append", &o.append}, {"--rotary", &o.rotary}};
   for (const auto& [flag, to] : sizes) {
     if (!given(flag)) continue;
     if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
@@ -144,6 +166,7 @@ Result<Options> options_from(const FlagValues& values) {
     if (!given(flag)) continue;
     if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
   }
+  if (o.rotary % 2 != 0) return invalid(format("--rotary is {}; an even number of columns is accepted", o.rotary));
   if (given("--window")) {
     for (const std::string& edge : values.at("--window")) {
       if (Status s = parse("--window", edge, o.window.emplace_back()); !s.ok()) return s;
@@ -175,6 +198,12 @@ std::vector<Flag> attention_flags() {
       {"--varlen", "", "Packed sequences of at most --sq and --sk", "", {}},
       {"--cache-lengths", "", "decode: lengths per sequence", "", {}},
       {"--page-size", "N", "decode: a paged cache", "", {}},
+      {"--append", "N", "decode: new keys of a sequence, written to the cache", "", {}},
+      {"--rotary", "N", "decode: with rotary embedding of the first N columns of q and the new keys", "", {}},
+      {"--interleaved", "", "decode: rotary pairs are columns 2i and 2i + 1", "", {}},
+      {"--cache-batch-idx", "", "decode: each sequence names its row of the cache", "", {}},
+      {"--leftpad", "", "decode: sequences begin behind padding", "", {}},
+      {"--batch-invariant", "", "decode: results do not depend on the rest of the batch", "", {}},
       {"--lse", "", "With LSE as an output", "", {}},
       {"--dlse", "", "backward: with a gradient of LSE", "", {}},
       {"--deterministic", "", "backward: bitwise equal from run to run", "", {}},
@@ -212,6 +241,12 @@ Result<std::unique_ptr<Case>> described_attention(const FlagValues& values) {
   if (!checked.ok()) return checked.status();
   cases::Case c;
   c.problem = checked->args.problem;
+  const AttentionProblem& p = c.problem;
+  if (p.seq_new > p.seq_k) return invalid(format("--append is {}; the cache holds {}", p.seq_new, p.seq_k));
+  // The append fills the cache; the rows are the sequences' own in the reverse order.
+  if (p.seq_new > 0) c.cache_lengths.assign(static_cast<std::size_t>(p.batch), to_int32(p.seq_k - p.seq_new));
+  for (std::int64_t b = p.batch; options->cache_batch_idx && b > 0; --b) c.cache_batch_idx.push_back(to_int32(b - 1));
+  if (options->leftpad) c.leftpad.assign(static_cast<std::size_t>(p.batch), to_int32(p.seq_k / 4));
   c.name = AttentionFamily::describe(c.problem);
   return attention_case(c);
 }

@@ -102,6 +102,13 @@ std::vector<std::int32_t> cumulated(const std::vector<std::int32_t>& lengths) {
   return sums;
 }
 
+// Keys that sequence b has, new ones included, as far as the cache holds them.
+std::int64_t keys_of(const Case& c, std::int64_t b) {
+  const AttentionProblem& p = c.problem;
+  if (c.cache_lengths.empty()) return p.seq_k;
+  return std::clamp<std::int64_t>(c.cache_lengths[static_cast<std::size_t>(b)] + p.seq_new, 0, p.seq_k);
+}
+
 // Pages are handed out in an order that is neither the cache's nor its reverse; entries behind the last page in use
 // are left pointing at page 0, which they must not be read through.
 void make_page_table(const Case& c, oracle::Inputs& in) {
@@ -112,22 +119,75 @@ void make_page_table(const Case& c, oracle::Inputs& in) {
   for (std::size_t n = order.size(); n > 1; --n) {
     std::swap(order[n - 1], order[shuffle.bits(static_cast<std::int64_t>(n)) % n]);
   }
-  std::vector<bool> used(static_cast<std::size_t>(p.num_pages * p.page_size), false);
   in.page_table.assign(static_cast<std::size_t>(p.batch * p.max_pages_per_seq), 0);
   std::size_t next = 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
-    const std::int64_t length = c.cache_lengths.empty() ? p.seq_k : c.cache_lengths[static_cast<std::size_t>(b)];
+    const std::int64_t length = keys_of(c, b);
     for (std::int64_t j = 0; j < length; ++j) {
       auto& entry = in.page_table[static_cast<std::size_t>(b * p.max_pages_per_seq + j / p.page_size)];
       if (j % p.page_size == 0) entry = order[next++];
-      used[static_cast<std::size_t>(entry * p.page_size + j % p.page_size)] = true;
+    }
+    if (b == c.bad_page) {
+      const auto last = static_cast<std::size_t>(b * p.max_pages_per_seq + (length - 1) / p.page_size);
+      in.page_table[last] = static_cast<std::int32_t>(p.num_pages);
     }
   }
-  for (std::int64_t row = 0; row < p.num_pages * p.page_size; ++row) {
-    if (used[static_cast<std::size_t>(row)]) continue;
-    blank_row(in.k, row / p.page_size, row % p.page_size);
-    blank_row(in.v, row / p.page_size, row % p.page_size);
+}
+
+// The cache is full of values here. Those of the new keys become k_new and v_new; only those that a sequence has before
+// the append stay.
+void take_new_keys(const Case& c, oracle::Inputs& in) {
+  const AttentionProblem& p = c.problem;
+  const std::int64_t rows = in.k.shape[1];
+  std::vector<bool> used(static_cast<std::size_t>(in.k.shape[0] * rows), false);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    if (c.refused && oracle::is_refused(in, b)) continue;
+    const auto at = static_cast<std::size_t>(b);
+    const std::int64_t length = keys_of(c, b), first_new = length - p.seq_new;
+    for (std::int64_t j = c.leftpad.empty() ? 0 : c.leftpad[at]; j < length; ++j) {
+      std::int64_t batch = c.cache_batch_idx.empty() ? b : c.cache_batch_idx[at];
+      if (p.paged) batch = in.page_table[static_cast<std::size_t>(b * p.max_pages_per_seq + j / p.page_size)];
+      const std::int64_t row = p.paged ? j % p.page_size : j;
+      used[static_cast<std::size_t>(batch * rows + row)] = j < first_new;
+      if (j < first_new || in.k.empty()) continue;
+      for (const auto& [from, to] : {std::pair{&in.k, &in.k_new}, {&in.v, &in.v_new}}) {
+        std::copy_n(from->data.begin() + from->offset(batch, row, 0), from->shape[2] * from->shape[3],
+                    to->data.begin() + to->offset(b, j - first_new, 0));
+      }
+    }
   }
+  for (std::int64_t row = 0; row < static_cast<std::int64_t>(used.size()); ++row) {
+    if (used[static_cast<std::size_t>(row)]) continue;
+    blank_row(in.k, row / rows, row % rows);
+    blank_row(in.v, row / rows, row % rows);
+  }
+}
+
+// Multiples of a 512th of the largest value, which the type has already.
+void coarsen(HostTensor& t) {
+  double largest = 0;
+  for (const double x : t.data) largest = std::max(largest, std::abs(x));
+  if (largest == 0) return;
+  const double unit = std::ldexp(1.0, std::ilogb(largest) + 1 - 9);
+  for (double& x : t.data) x = std::nearbyint(x / unit) * unit;
+}
+
+// Angles as usual, to 7 bits.
+void make_rotary(const Case& c, oracle::Inputs& in) {
+  const AttentionProblem& p = c.problem;
+  const std::int64_t half = p.rotary_dim / 2;
+  in.rotary_cos = in.rotary_sin = HostTensor(1, 1, p.rotary_rows, half);
+  const auto to_7_bits = [](double x) { return std::nearbyint(x * 128) / 128; };
+  for (std::int64_t position = 0; position < p.rotary_rows; ++position) {
+    for (std::int64_t x = 0; x < half; ++x) {
+      const double angle =
+          static_cast<double>(position) * std::pow(1e4, -static_cast<double>(x) / static_cast<double>(half));
+      in.rotary_cos.at(0, 0, position, x) = to_7_bits(std::cos(angle));
+      in.rotary_sin.at(0, 0, position, x) = to_7_bits(std::sin(angle));
+    }
+  }
+  coarsen(in.q);
+  coarsen(in.k_new);
 }
 
 HostTensor tensor_of(bool with_values, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
@@ -143,7 +203,7 @@ oracle::Inputs make(const Case& c, bool with_values) {
   in.problem = p;
   const std::int64_t batch_q = p.varlen ? 1 : p.batch;
   const std::int64_t rows_q = p.varlen ? p.total_q : p.seq_q;
-  const std::int64_t batch_k = p.varlen ? 1 : p.paged ? p.num_pages : p.batch;
+  const std::int64_t batch_k = p.varlen ? 1 : p.paged ? p.num_pages : p.cache_rows > 0 ? p.cache_rows : p.batch;
   const std::int64_t rows_k = p.varlen ? p.total_k : p.paged ? p.page_size : p.seq_k;
   in.q = tensor_of(with_values, batch_q, rows_q, p.heads_q, p.dim_qk);
   in.k = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_qk);
@@ -188,17 +248,18 @@ oracle::Inputs make(const Case& c, bool with_values) {
       blank_row(in.v, 0, row);
     }
   }
+  if (p.op != AttentionOp::kDecode) return in;
   in.cache_seqlens = c.cache_lengths;
-  if (p.paged) {
-    make_page_table(c, in);
-  } else {
-    for (std::size_t b = 0; b < in.cache_seqlens.size(); ++b) {
-      for (std::int64_t row = in.cache_seqlens[b]; row < p.seq_k; ++row) {
-        blank_row(in.k, static_cast<std::int64_t>(b), row);
-        blank_row(in.v, static_cast<std::int64_t>(b), row);
-      }
-    }
+  in.cache_batch_idx = c.cache_batch_idx;
+  in.leftpad_k = c.leftpad;
+  in.rotary_seqlens = c.rotary_lengths;
+  if (p.paged) make_page_table(c, in);
+  if (p.seq_new > 0) {
+    in.k_new = tensor_of(with_values, p.batch, p.seq_new, p.heads_kv, p.dim_qk);
+    in.v_new = tensor_of(with_values, p.batch, p.seq_new, p.heads_kv, p.dim_v);
   }
+  take_new_keys(c, in);
+  if (p.rotary_dim > 0) make_rotary(c, in);
   return in;
 }
 

@@ -17,6 +17,7 @@ struct Sequence {
   std::int64_t q_row = 0;    // row of query 0
   std::int64_t k_batch = 0;
   std::int64_t k_row = 0;
+  std::int64_t first_key = 0;           // that is not left padding
   const std::int32_t* pages = nullptr;  // paged: this sequence's row of the page table
 };
 
@@ -32,9 +33,11 @@ Sequence sequence_of(const Inputs& in, std::int64_t b) {
     return s;
   }
   s.q_batch = b;
-  s.k_batch = b;
+  s.k_batch = in.cache_batch_idx.empty() ? b : in.cache_batch_idx[at];
   s.len_q = p.seq_q;
-  s.len_k = in.cache_seqlens.empty() ? p.seq_k : in.cache_seqlens[at];
+  if (is_refused(in, b)) return s;  // without keys
+  s.len_k = in.cache_seqlens.empty() ? p.seq_k : in.cache_seqlens[at] + p.seq_new;
+  if (!in.leftpad_k.empty()) s.first_key = in.leftpad_k[at];
   if (p.paged) s.pages = in.page_table.data() + b * p.max_pages_per_seq;
   return s;
 }
@@ -144,7 +147,7 @@ struct Attention {
     const Real* q_row = q.data() + in.q.offset(s.q_batch, s.q_row + i, h);
 
     std::vector<std::int64_t> keys;  // the visible ones
-    for (std::int64_t j = 0; j < s.len_k; ++j) {
+    for (std::int64_t j = s.first_key; j < s.len_k; ++j) {
       if (is_visible(p, i, j, s.len_q, s.len_k)) keys.push_back(j);
     }
     double& lse_out = out.lse.at(s.q_batch, h, s.q_row + i);
@@ -295,14 +298,98 @@ std::int64_t count_visible_pairs(const Inputs& in) {
   for (std::int64_t b = 0; b < in.problem.batch; ++b) {
     const Sequence s = sequence_of(in, b);
     for (std::int64_t i = 0; i < s.len_q; ++i) {
-      for (std::int64_t j = 0; j < s.len_k; ++j) pairs += is_visible(in.problem, i, j, s.len_q, s.len_k) ? 1 : 0;
+      for (std::int64_t j = s.first_key; j < s.len_k; ++j) {
+        pairs += is_visible(in.problem, i, j, s.len_q, s.len_k) ? 1 : 0;
+      }
     }
   }
   return pairs;
 }
 
-Outputs attention(const Inputs& inputs, int threads) { return Attention<double>(inputs, false).run(threads); }
+bool is_refused(const Inputs& in, std::int64_t b) {
+  const AttentionProblem& p = in.problem;
+  if (p.op != AttentionOp::kDecode) return false;
+  const auto at = static_cast<std::size_t>(b);
+  const std::int64_t length = in.cache_seqlens.empty() ? p.seq_k : in.cache_seqlens[at];
+  if (length < 0 || length + p.seq_new > p.seq_k) return true;
+  if (p.rotary_dim > 0) {
+    const std::int64_t position = in.rotary_seqlens.empty() ? length : in.rotary_seqlens[at];
+    if (position < 0 || position + std::max(p.seq_new, p.seq_q) > p.rotary_rows) return true;
+  }
+  if (!in.cache_batch_idx.empty() && (in.cache_batch_idx[at] < 0 || in.cache_batch_idx[at] >= p.cache_rows)) {
+    return true;
+  }
+  if (!in.leftpad_k.empty() && in.leftpad_k[at] < 0) return true;
+  for (std::int64_t key = length; p.paged && key < length + p.seq_new; ++key) {
+    const std::int32_t page = in.page_table[static_cast<std::size_t>(b * p.max_pages_per_seq + key / p.page_size)];
+    if (page < 0 || page >= p.num_pages) return true;
+  }
+  return false;
+}
 
-Outputs plain_attention(const Inputs& inputs, int threads) { return Attention<float>(inputs, true).run(threads); }
+Inputs appended(const Inputs& in) {
+  const AttentionProblem& p = in.problem;
+  Inputs out = in;
+  const std::int64_t half = p.rotary_dim / 2;
+  const auto rotate = [&](double* row, std::int64_t position) {
+    for (std::int64_t x = 0; x < half; ++x) {
+      double& first = row[p.rotary_interleaved ? 2 * x : x];
+      double& second = row[p.rotary_interleaved ? 2 * x + 1 : x + half];
+      const double cos = in.rotary_cos.at(0, 0, position, x), sin = in.rotary_sin.at(0, 0, position, x);
+      const double turned = verify::round_to(p.dtype, first * cos - second * sin);
+      second = verify::round_to(p.dtype, first * sin + second * cos);
+      first = turned;
+    }
+  };
+  const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    if (is_refused(in, b)) continue;
+    const auto at = static_cast<std::size_t>(b);
+    const Sequence s = sequence_of(in, b);
+    const std::int64_t length = s.len_k - p.seq_new;
+    const std::int64_t position = in.rotary_seqlens.empty() ? length : in.rotary_seqlens[at];
+    for (std::int64_t i = 0; i < p.seq_q; ++i) {
+      for (std::int64_t h = 0; h < p.heads_q; ++h) {
+        rotate(out.q.data.data() + out.q.offset(b, i, h), position + (by_position ? i : 0));
+      }
+    }
+    for (std::int64_t i = 0; i < p.seq_new; ++i) {
+      for (std::int64_t h = 0; h < p.heads_kv; ++h) {
+        double* k_row = out.k.data.data() + key_offset(in, in.k, s, length + i, h);
+        double* v_row = out.v.data.data() + key_offset(in, in.v, s, length + i, h);
+        std::copy_n(in.k_new.data.begin() + in.k_new.offset(b, i, h), p.dim_qk, k_row);
+        std::copy_n(in.v_new.data.begin() + in.v_new.offset(b, i, h), p.dim_v, v_row);
+        rotate(k_row, position + i);
+      }
+    }
+  }
+  return out;
+}
+
+namespace {
+
+template <class Real>
+Outputs computed(const Inputs& inputs, bool round, int threads) {
+  const AttentionProblem& p = inputs.problem;
+  Outputs out;
+  if (p.seq_new > 0) {
+    Inputs whole = appended(inputs);
+    out = Attention<Real>(whole, round).run(threads);
+    out.k = std::move(whole.k);
+    out.v = std::move(whole.v);
+  } else {
+    out = Attention<Real>(inputs, round).run(threads);
+  }
+  for (std::int64_t b = 0; p.op == AttentionOp::kDecode && b < p.batch; ++b) {
+    out.status.push_back(is_refused(inputs, b) ? 1 : 0);
+  }
+  return out;
+}
+
+}  // namespace
+
+Outputs attention(const Inputs& inputs, int threads) { return computed<double>(inputs, false, threads); }
+
+Outputs plain_attention(const Inputs& inputs, int threads) { return computed<float>(inputs, true, threads); }
 
 }  // namespace tessera::oracle

@@ -6,6 +6,8 @@
 // A kernel passes if its error against the oracle is at most twice that of the plain computation in the same
 // precision (products in the input type with fp32 sums, softmax in fp32, P and dS rounded to the input type before
 // they are multiplied), plus a floor. Nothing here shares code with the kernels, the mask relation included.
+//
+// Rotated queries and new keys are rounded to the input type before anything else, as the contract has it.
 #pragma once
 
 #include <array>
@@ -31,21 +33,35 @@ struct Inputs {
   HostTensor d_lse;                                      // backward, if problem.with_dlse
   std::vector<double> alibi_slopes;                      // [Hq] or [B * Hq], if problem.alibi
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [B + 1], if problem.varlen
-  std::vector<std::int32_t> cache_seqlens;               // [B], decode; empty: the whole cache
+  std::vector<std::int32_t> cache_seqlens;               // [B], decode, before an append; empty: the whole cache
   std::vector<std::int32_t> page_table;                  // [B, max_pages_per_seq], if problem.paged
+
+  HostTensor k_new, v_new;                    // [B, Sn, Hkv, D], decode, if problem.seq_new
+  HostTensor rotary_cos, rotary_sin;          // [1, 1, positions, R / 2], if problem.rotary_dim
+  std::vector<std::int32_t> rotary_seqlens;   // [B], or empty: cache_seqlens
+  std::vector<std::int32_t> cache_batch_idx;  // [B], or empty: sequence b's row of k and v is b
+  std::vector<std::int32_t> leftpad_k;        // [B], or empty
 };
 
 struct Outputs {
   HostTensor o, lse;
-  HostTensor dq, dk, dv;  // if problem.op is kBackward
+  HostTensor dq, dk, dv;             // if problem.op is kBackward
+  HostTensor k, v;                   // the cache afterwards, if problem.seq_new
+  std::vector<std::int32_t> status;  // [B], decode
 };
 
 // The oracle's own mask relation: does query i of a sequence of len_q see key j of len_k?
 bool is_visible(const AttentionProblem& problem, std::int64_t i, std::int64_t j, std::int64_t len_q,
                 std::int64_t len_k);
 
+// Decode: whether the lengths or indices of sequence b do not fit the cache. Such a sequence's o is 0 and its lse -inf.
+bool is_refused(const Inputs& inputs, std::int64_t b);
+
 // Visible (query, key) pairs of one head, summed over the batch.
 std::int64_t count_visible_pairs(const Inputs& inputs);
+
+// Decode: the inputs with q and k_new rotated, and k_new and v_new in the cache. Lengths stay those before the append.
+Inputs appended(const Inputs& inputs);
 
 // fp64 throughout. threads 0: as many as the machine has. Not bound by Tessera's own thread setting.
 Outputs attention(const Inputs& inputs, int threads = 0);

@@ -1,162 +1,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <initializer_list>
-#include <numeric>
 
 #include "base/format.h"
-#include "verify/attention/cases.h"
+#include "verify/attention/make_case.h"
 
 namespace tessera::cases {
 namespace {
 
-constexpr AttentionOp kForward = AttentionOp::kForward;
-constexpr AttentionOp kBackward = AttentionOp::kBackward;
-constexpr AttentionOp kDecode = AttentionOp::kDecode;
 constexpr DType kAllTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-
-struct Shape {
-  std::int64_t b, sq, sk, hq, hkv, dqk, dv;
-};
-
-using Change = std::function<void(Case&)>;
-
-std::string describe(const Case& c) {
-  const AttentionProblem& p = c.problem;
-  std::string text = format("{}/{}/b{}_sq{}_sk{}_h{}",
-                            p.op == kForward    ? "fwd"
-                            : p.op == kBackward ? "bwd"
-                                                : "dec",
-                            name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
-  if (p.heads_kv != p.heads_q) text += format(":{}", p.heads_kv);
-  text += format("_d{}", p.dim_qk);
-  if (p.dim_v != p.dim_qk) text += format(":{}", p.dim_v);
-
-  std::vector<std::string> parts;
-  const char* where = p.alignment == Alignment::kBottomRight ? "br" : "tl";
-  const bool placed = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
-  if (p.causal) parts.push_back(p.op == kDecode ? "causal" : format("causal_{}", where));
-  if (placed && !p.causal && p.op != kDecode && p.seq_q != p.seq_k) parts.push_back(where);
-  if (p.window_left >= 0 || p.window_right >= 0) {
-    parts.push_back(format("window{},{}", p.window_left, p.window_right));
-  }
-  if (p.softcap > 0) parts.push_back(format("softcap{}", p.softcap));
-  if (p.alibi) parts.push_back(c.slopes_per_batch ? "alibi_b" : "alibi");
-  if (std::abs(p.scale * std::sqrt(static_cast<float>(p.dim_qk)) - 1) > 1e-3F) {
-    parts.push_back(format("scale{:.3g}", p.scale));
-  }
-  if (p.varlen) parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
-  if (p.paged) parts.push_back(format("page{}", p.page_size));
-  if (!c.cache_lengths.empty()) parts.push_back(format("lens{}", join(c.cache_lengths, ",")));
-  if (p.with_dlse) parts.push_back("dlse");
-  if (p.op != kBackward && !p.with_lse) parts.push_back("no_lse");
-  if (p.deterministic) parts.push_back("det");
-  if (c.layout == Layout::kHeadsMajor) parts.push_back("heads_major");
-  if (c.layout == Layout::kPadded) parts.push_back("padded");
-  if (c.layout == Layout::kUnaligned) parts.push_back("unaligned");
-  if (c.distribution != Distribution::kNormal) parts.push_back(name_of(c.distribution));
-  if (c.seed != Case().seed) parts.push_back(format("seed{}", c.seed));
-  return parts.empty() ? text : text + "/" + join(parts, "+");
-}
-
-Case make(AttentionOp op, DType dtype, const Shape& s, std::initializer_list<Change> changes = {}) {
-  Case c;
-  AttentionProblem& p = c.problem;
-  p.op = op;
-  p.dtype = dtype;
-  p.batch = s.b;
-  p.seq_q = s.sq;
-  p.seq_k = s.sk;
-  p.heads_q = s.hq;
-  p.heads_kv = s.hkv;
-  p.dim_qk = s.dqk;
-  p.dim_v = s.dv;
-  p.scale = 1.0F / std::sqrt(static_cast<float>(s.dqk));
-  p.with_lse = op != kBackward;
-  if (op == kDecode) p.alignment = Alignment::kBottomRight;
-  // fp32 sums in another order, and an exp that is good to an ulp or two, need tolerance in small cases, whose plain
-  // computation may be exact by luck. A 16-bit result needs one rounding of its own.
-  c.floor = dtype == DType::kFloat32 ? 4 : 1;
-  for (const Change& change : changes) change(c);
-  if (op == kBackward) p.with_lse = false;
-  c.name = describe(c);
-  return c;
-}
-
-Change top_left() {
-  return [](Case& c) { c.problem.alignment = Alignment::kTopLeft; };
-}
-Change bottom_right() {
-  return [](Case& c) { c.problem.alignment = Alignment::kBottomRight; };
-}
-Change causal() {
-  return [](Case& c) { c.problem.causal = true; };
-}
-Change window(std::int64_t left, std::int64_t right) {
-  return [=](Case& c) {
-    c.problem.window_left = left;
-    c.problem.window_right = right;
-  };
-}
-Change softcap(float cap) {
-  return [=](Case& c) { c.problem.softcap = cap; };
-}
-Change alibi(bool per_batch = false) {
-  return [=](Case& c) {
-    c.problem.alibi = true;
-    c.slopes_per_batch = per_batch;
-  };
-}
-Change scale(float by) {
-  return [=](Case& c) { c.problem.scale = by; };
-}
-Change dlse() {
-  return [](Case& c) { c.problem.with_dlse = c.problem.op == kBackward; };
-}
-Change no_lse() {
-  return [](Case& c) { c.problem.with_lse = false; };
-}
-Change layout(Layout l) {
-  return [=](Case& c) { c.layout = l; };
-}
-Change deterministic() {
-  return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };
-}
-Change values(Distribution d) {
-  return [=](Case& c) { c.distribution = d; };
-}
-Change seed(std::uint64_t number) {
-  return [=](Case& c) { c.seed = number; };
-}
-// slack: rows of q and k behind the last sequence.
-Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std::int32_t>& lengths_k,
-              std::int64_t slack = 0) {
-  return [=](Case& c) {
-    AttentionProblem& p = c.problem;
-    p.varlen = true;
-    p.batch = static_cast<std::int64_t>(lengths_q.size());
-    p.seq_q = *std::max_element(lengths_q.begin(), lengths_q.end());
-    p.seq_k = *std::max_element(lengths_k.begin(), lengths_k.end());
-    p.total_q = std::accumulate(lengths_q.begin(), lengths_q.end(), slack);
-    p.total_k = std::accumulate(lengths_k.begin(), lengths_k.end(), slack);
-    c.lengths_q = lengths_q;
-    c.lengths_k = lengths_k;
-  };
-}
-Change cache_lengths(const std::vector<std::int32_t>& lengths) {
-  return [=](Case& c) { c.cache_lengths = lengths; };
-}
-Change paged(std::int64_t page_size) {
-  return [=](Case& c) {
-    AttentionProblem& p = c.problem;
-    p.paged = true;
-    p.page_size = page_size;
-    p.max_pages_per_seq = (p.seq_k + page_size - 1) / page_size;
-    p.seq_k = p.max_pages_per_seq * page_size;
-    p.num_pages = p.batch * p.max_pages_per_seq + 2;
-  };
-}
 
 // Every option of the contract once, on one shape; lengths are odd so that every edge is partial.
 void add_options(std::vector<Case>& out, AttentionOp op, DType dtype, const Shape& s) {
@@ -227,29 +80,6 @@ void add_deterministic(std::vector<Case>& out, DType dtype, const Shape& s) {
   add(s, {varlen({112, 40, 70}, {40, 112, 70}), window(16, 1), top_left(), alibi(), softcap(3), dlse()});
 }
 
-void add_decode(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv,
-                std::int64_t d) {
-  const auto n = static_cast<std::int32_t>(capacity);
-  const Shape one{3, 1, capacity, hq, hkv, d, d};
-  const Shape few{3, 4, capacity, hq, hkv, d, d};
-  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
-    out.push_back(make(kDecode, dtype, shape, changes));
-  };
-  add(one, {});
-  add(one, {no_lse(), cache_lengths({n, 1, n / 2 + 1})});
-  add(one, {cache_lengths({n - 1, 0, 7})});
-  add(few, {causal(), cache_lengths({n, 5, n / 3})});
-  add(few, {causal(), cache_lengths({n - 3, 2, 4})});  // fewer keys than queries: rows that see nothing
-  add(one, {window(11, 0), cache_lengths({n, 9, n / 2})});
-  add(one, {softcap(2), alibi(), cache_lengths({n, 9, n / 2})});
-  add(one, {layout(Layout::kHeadsMajor), cache_lengths({n, 3, n - 2})});
-  add({3, 1, capacity, hq, hkv, d, d == 256 ? 128 : d + 8}, {cache_lengths({n, 3, n - 2}), layout(Layout::kPadded)});
-  add(one, {paged(16), cache_lengths({n, 16, 17})});
-  add(few, {paged(8), causal(), cache_lengths({n, 1, 33})});
-  add(one, {paged(1), cache_lengths({13, 0, 30})});
-  add(one, {paged(64), cache_lengths({n, 63, 2}), layout(Layout::kPadded)});
-}
-
 std::vector<Case> quick() {
   std::vector<Case> out;
   for (DType dtype : kAllTypes) {
@@ -260,7 +90,7 @@ std::vector<Case> quick() {
       out.push_back(make(op, dtype, {1, 1, 97, 2, 2, 64, 64}));
       out.push_back(make(op, dtype, {1, 97, 1, 2, 2, 64, 64}));
     }
-    add_decode(out, dtype, 100, 4, 2, 64);
+    add_quick_decode(out, dtype);
   }
   return out;
 }
@@ -306,10 +136,20 @@ std::vector<Case> full() {
       add_deterministic(out, dtype, {2, 113, 257, 8, 2, 80, 80});
       add_deterministic(out, dtype, {1, 130, 190, 6, 3, 128, 128});
     }
-    for (std::int64_t d : kDims) add_decode(out, dtype, 300, 4, 1, d);
-    add_decode(out, dtype, 1025, 8, 8, 64);
-    add_decode(out, dtype, 2048, 32, 4, 128);
+    add_full_decode(out, dtype);
     if (dtype == DType::kFloat32) continue;
+    // Head dims above 128 have a backward of their own on Hopper: every option once, and steps that wrap its pipelines.
+    add_options(out, kBackward, dtype, {1, 130, 190, 6, 3, 192, 192});
+    for (std::int64_t d : {136, 144, 176, 184, 200, 232, 248}) {
+      out.push_back(make(kBackward, dtype, {1, 200, 150, 4, 2, d, d}, {dlse()}));
+    }
+    for (std::int64_t d : {176, 256}) {
+      out.push_back(make(kBackward, dtype, {1, 513, 640, 2, 1, d, d}));
+      out.push_back(make(kBackward, dtype, {2, 700, 450, 2, 2, d, d}, {causal(), top_left()}));
+      out.push_back(make(kBackward, dtype, {1, 500, 500, 2, 1, d, d}, {window(150, 20)}));
+    }
+    out.push_back(make(kBackward, dtype, {1, 100, 200, 2, 1, 64, 256}, {causal(), bottom_right()}));
+    out.push_back(make(kBackward, dtype, {1, 200, 100, 2, 1, 256, 128}, {causal(), bottom_right()}));
     // Several times as many tiles as a large GPU runs at once.
     for (std::int64_t d : {56, 64, 96, 128, 256}) {
       out.push_back(make(kForward, dtype, {3, 100, 130, 240, 80, d, d}, {causal(), bottom_right()}));
@@ -361,14 +201,7 @@ std::vector<Case> hostile() {
     out.push_back(make(kForward, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(Distribution::kLogits1e10)}));
     out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), causal()}));
     out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), softcap(30)}));
-    for (Distribution d :
-         {Distribution::kLogits120, Distribution::kLogits1e4, Distribution::kLogits1e10, Distribution::kLogitsMinus120,
-          Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
-      out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {values(d), cache_lengths({700, 129})}));
-      out.push_back(make(kDecode, dtype, {2, 2, 256, 4, 2, 64, 64}, {values(d), paged(16), cache_lengths({256, 31})}));
-    }
-    out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0})}));
-    out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0}), paged(16)}));
+    add_hostile_decode(out, dtype);
   }
   return out;
 }
@@ -395,9 +228,7 @@ std::vector<Case> sanitize() {
   // Several times as many tiles as a large GPU runs at once.
   out.push_back(make(kForward, DType::kBFloat16, {1, 24, 24, 640, 640, 72, 72}, {causal()}));
   out.push_back(make(kForward, DType::kBFloat16, {1, 65, 70, 200, 200, 96, 96}));
-  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128}, {cache_lengths({300, 17})}));
-  out.push_back(
-      make(kDecode, DType::kBFloat16, {2, 2, 100, 4, 2, 64, 64}, {paged(16), causal(), cache_lengths({100, 31})}));
+  add_sanitize_decode(out);
   return out;
 }
 

@@ -5,8 +5,43 @@
 #include "verify/attention/cases.h"
 
 namespace tessera::cases {
+namespace {
+
+// Lengths around the edges of tiles and splits, empty ones too; pages, new keys and rotary embedding as the problem has
+// them.
+std::vector<Case> decode_checks(const Case& problem) {
+  Case c = problem;
+  AttentionProblem& p = c.problem;
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  p.with_lse = true;
+  p.heads_kv = 2;
+  p.heads_q = 2 * group;
+  p.window_left = std::min<std::int64_t>(p.window_left, 70);
+  p.window_right = std::min<std::int64_t>(p.window_right, 70);
+  p.seq_k = 1100 + p.seq_new;
+  c.cache_lengths = {1100, 0, 17, 1023, 256};
+  p.batch = static_cast<std::int64_t>(c.cache_lengths.size());
+  if (p.paged) {
+    p.max_pages_per_seq = (p.seq_k + p.page_size - 1) / p.page_size;
+    p.seq_k = p.max_pages_per_seq * p.page_size;
+    p.num_pages = p.batch * p.max_pages_per_seq + 2;
+  } else {
+    p.cache_rows = p.batch;
+  }
+  if (p.rotary_dim > 0) p.rotary_rows = p.seq_k + p.seq_q;
+  c.rotary_lengths = {};
+  if (!c.cache_batch_idx.empty()) c.cache_batch_idx = {4, 3, 0, 1, 2};
+  if (!c.leftpad.empty()) c.leftpad = {300, 0, 5, 1000, 0};
+  c.layout = Layout::kCompact;
+  c.distribution = Distribution::kNormal;
+  c.name = "ragged lengths";
+  return {c};
+}
+
+}  // namespace
 
 std::vector<Case> tuning_checks(const Case& problem) {
+  if (problem.problem.op == AttentionOp::kDecode) return decode_checks(problem);
   constexpr std::int64_t kWindow = 70;  // cuts through tiles of every size
   Case c = problem;
   AttentionProblem& p = c.problem;

@@ -2,7 +2,9 @@
 // one score tile, so K and V are read once for the whole group. Keys are split into stretches of fixed length, one task
 // each: a task packs a tile of keys at a time from the cache or its pages, runs the online softmax over its stretch and
 // leaves accumulator, max and sum in the workspace; a second job weighs the stretches by their log-sum-exp and adds
-// them in order. The split depends on the problem alone, so the result is the same for any number of threads.
+// them in order. The split depends on the problem alone, and on nothing of the batch, so a sequence's result is the same
+// for any number of threads and whatever else is in the batch. New keys are written to the cache, and queries rotated
+// into the workspace, by a job of its own before that.
 #include <cstring>
 
 #include "attention/cpu/common.h"
@@ -11,6 +13,8 @@
 
 namespace tessera::cpu {
 namespace {
+
+std::int64_t size_in(const AttentionProblem& p) { return static_cast<std::int64_t>(size_of(p.dtype)); }
 
 struct Dims {
   std::int64_t group;      // query heads of a KV head
@@ -37,11 +41,12 @@ struct ThreadScratch {
   ScoreScratch tile;
   float* wide_q;  // [kStreamRows][round_up(Dqk, kPad)]
   float* sums;    // [kStreamRows][round_up(Dv, kPad)]
+  float* turned;  // a row's rotated columns, its cosines and its sines
 
   static ThreadScratch cut(Arena& arena, const TileOps& ops, const AttentionProblem& p, const Dims& d) {
     ThreadScratch s;
     const std::int64_t elem = static_cast<std::int64_t>(ops.elem);
-    const std::int64_t size = static_cast<std::int64_t>(size_of(p.dtype));
+    const std::int64_t size = size_in(p);
     s.q = arena.take<char>(d.blocks * kQueryBlock * round_up(p.dim_qk, kPad) * elem);
     s.rows = arena.take<char>(kQueryBlock * std::max(p.dim_qk, p.dim_v) * size);
     s.k_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_qk * size : 0);
@@ -51,18 +56,21 @@ struct ThreadScratch {
     s.tile = ScoreScratch::cut(arena, ops);
     s.wide_q = arena.take<float>(kStreamRows * round_up(p.dim_qk, kPad));
     s.sums = arena.take<float>(kStreamRows * round_up(p.dim_v, kPad));
+    s.turned = arena.take<float>(round_up(p.rotary_dim, kPad) + 2 * round_up(p.rotary_dim / 2, kPad));
     return s;
   }
 };
 
 struct Workspace {
   Dims dims;
+  char* q;         // rotated [B][Sq][Hq][Dqk], of the problem's type; if rotary
   char* partials;  // [B][Hkv][stretches][blocks] RowState
   std::size_t partial_bytes;
   char* threads;
   std::size_t thread_bytes;
 
   Workspace(Arena& arena, const TileOps& ops, const AttentionProblem& p, int thread_count) : dims(ops, p) {
+    q = arena.take<char>(p.rotary_dim > 0 ? p.batch * p.seq_q * p.heads_q * p.dim_qk * size_in(p) : 0);
     Arena part(nullptr);
     RowState::cut(part, p);
     partial_bytes = part.used();
@@ -82,8 +90,15 @@ struct Workspace {
   }
 };
 
-std::int64_t keys_in_use(const AttentionArgs& args, std::int64_t b) {
-  return args.cache_seqlens != nullptr ? args.cache_seqlens[b] : args.problem.seq_k;
+TensorView rotated_q(const AttentionProblem& p, void* memory) {
+  return {memory, p.seq_q * p.heads_q * p.dim_qk, p.heads_q * p.dim_qk, p.dim_qk};
+}
+
+std::int64_t keys_in_use(const AttentionArgs& args, std::int64_t b) {  // the new ones included
+  return args.cache_seqlens != nullptr ? args.cache_seqlens[b] + args.problem.seq_new : args.problem.seq_k;
+}
+std::int64_t first_key(const AttentionArgs& args, std::int64_t b) {
+  return args.leftpad_k != nullptr ? args.leftpad_k[b] : 0;
 }
 
 // Row r of a group is query r % Sq of head r / Sq.
@@ -101,26 +116,89 @@ Columns columns_of(const AttentionArgs& args, const Dims& dims, std::int64_t b, 
   return columns;
 }
 
+char* cache_row(const AttentionArgs& args, const TensorView& cache, std::int64_t b, std::int64_t head_kv,
+                std::int64_t key) {
+  const AttentionProblem& p = args.problem;
+  if (!p.paged) {
+    return element(cache, p.dtype, args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b, key, head_kv);
+  }
+  const std::int64_t page = args.page_table[b * args.page_table_stride + key / p.page_size];
+  return element(cache, p.dtype, page, key % p.page_size, head_kv);
+}
+
 // A tile's rows of the cache: in place, or gathered from their pages.
 Source tile_rows(const AttentionArgs& args, const TensorView& cache, std::int64_t dim, std::int64_t b,
                  std::int64_t head_kv, std::int64_t key, std::int64_t rows, char* gathered) {
   const AttentionProblem& p = args.problem;
-  if (!p.paged) return source_of(cache, p.dtype, b, key, head_kv);
+  if (!p.paged) return {cache_row(args, cache, b, head_kv, key), cache.seq_stride, p.dtype};
   const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(p.dtype);
   for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int64_t page = args.page_table[b * args.page_table_stride + (key + i) / p.page_size];
-    std::memcpy(gathered + static_cast<std::size_t>(i) * bytes,
-                element(cache, p.dtype, page, (key + i) % p.page_size, head_kv), bytes);
+    std::memcpy(gathered + static_cast<std::size_t>(i) * bytes, cache_row(args, cache, b, head_kv, key + i), bytes);
   }
   return {gathered, dim, p.dtype};
 }
 
-const void* cache_row(const AttentionArgs& args, const TensorView& cache, std::int64_t b, std::int64_t head_kv,
-                      std::int64_t key) {
+// Rotates the first columns of a row in fp32 and rounds them to the row's type.
+void rotate(const TileOps& ops, const AttentionArgs& args, void* row, std::int64_t position, const ThreadScratch& s) {
   const AttentionProblem& p = args.problem;
-  if (!p.paged) return element(cache, p.dtype, b, key, head_kv);
-  const std::int64_t page = args.page_table[b * args.page_table_stride + key / p.page_size];
-  return element(cache, p.dtype, page, key % p.page_size, head_kv);
+  const std::int64_t half = p.rotary_dim / 2, size = size_in(p);
+  float* const x = s.turned;
+  float* const cos = x + round_up(p.rotary_dim, kPad);
+  float* const sin = cos + round_up(half, kPad);
+  const auto angles = [&](const void* table, std::int64_t stride, float* to) {
+    ops.widen({static_cast<const char*>(table) + position * stride * size, half, p.dtype}, 1, half, to);
+  };
+  ops.widen({row, p.rotary_dim, p.dtype}, 1, p.rotary_dim, x);
+  angles(args.rotary_cos, args.rotary_cos_stride, cos);
+  angles(args.rotary_sin, args.rotary_sin_stride, sin);
+  for (std::int64_t i = 0; i < half; ++i) {
+    float& first = x[p.rotary_interleaved ? 2 * i : i];
+    float& second = x[p.rotary_interleaved ? 2 * i + 1 : i + half];
+    const float turned = first * cos[i] - second * sin[i];
+    second = first * sin[i] + second * cos[i];
+    first = turned;
+  }
+  // One row of a result is its panels side by side.
+  ops.store(x, 1, 1, p.rotary_dim, 1.0f, {row, p.rotary_dim, p.dtype});
+}
+
+// Writes a KV head's new keys to the cache and its queries, rotated, to the workspace. No other task writes these rows.
+void append(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b, std::int64_t head_kv,
+            void* memory) {
+  const AttentionProblem& p = args.problem;
+  Arena arena(memory);
+  const ThreadScratch s = ThreadScratch::cut(arena, ops, p, space.dims);
+  const std::int64_t length = keys_in_use(args, b) - p.seq_new;
+  const std::int64_t position = args.rotary_seqlens != nullptr ? args.rotary_seqlens[b] : length;
+  const auto write = [&](const TensorView& from, const TensorView& cache, std::int64_t dim, std::int64_t i) {
+    char* const row = cache_row(args, cache, b, head_kv, length + i);
+    std::memmove(row, element(from, p.dtype, b, i, head_kv), static_cast<std::size_t>(dim * size_in(p)));
+    return row;
+  };
+  for (std::int64_t i = 0; i < p.seq_new; ++i) {
+    char* const row = write(args.k_new, args.k, p.dim_qk, i);
+    if (p.rotary_dim > 0) rotate(ops, args, row, position + i, s);
+    write(args.v_new, args.v, p.dim_v, i);
+  }
+  if (p.rotary_dim == 0) return;
+  const bool by_position = !mask_of(p).everything();
+  const TensorView turned = rotated_q(p, space.q);
+  for (std::int64_t head = head_kv * space.dims.group; head < (head_kv + 1) * space.dims.group; ++head) {
+    for (std::int64_t i = 0; i < p.seq_q; ++i) {
+      char* const row = element(turned, p.dtype, b, i, head);
+      std::memcpy(row, element(args.q, p.dtype, b, i, head), static_cast<std::size_t>(p.dim_qk * size_in(p)));
+      rotate(ops, args, row, position + (by_position ? i : 0), s);
+    }
+  }
+}
+
+// The keys of a stretch that are in use and not left padding; there may be none.
+struct Keys {
+  std::int64_t begin, end;
+};
+Keys keys_of(const AttentionArgs& args, const Dims& dims, std::int64_t b, std::int64_t stretch) {
+  const std::int64_t begin = stretch * dims.stretch;
+  return {std::max(begin, first_key(args, b)), std::min(keys_in_use(args, b), begin + dims.stretch)};
 }
 
 // A stretch for few rows: keys are read in place, without packing.
@@ -129,8 +207,8 @@ void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspa
   const AttentionProblem& p = args.problem;
   const Dims& dims = space.dims;
   const std::int64_t keys = keys_in_use(args, b);
-  const std::int64_t begin = stretch * dims.stretch, end = std::min(keys, begin + dims.stretch);
-  if (begin >= end) return;
+  if (stretch * dims.stretch >= keys) return;
+  const auto [begin, end] = keys_of(args, dims, b, stretch);
   Arena arena(memory);
   const ThreadScratch s = ThreadScratch::cut(arena, ops, p, dims);
   const RowState state = space.partial(p, b, head_kv, stretch, 0);
@@ -159,7 +237,7 @@ void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspa
     tile.k = k_rows;
     tile.v = v_rows;
     tile.q = s.wide_q;
-    tile.map = columns.map(p, key, kStreamKeys, true);
+    tile.map = columns.map(p, key, tile.keys, true);
     tile.shift = headroom(keys);
     tile.row_max = state.row_max;
     tile.row_sum = state.row_sum;
@@ -178,8 +256,8 @@ void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace&
   const AttentionProblem& p = args.problem;
   const Dims& dims = space.dims;
   const std::int64_t keys = keys_in_use(args, b);
-  const std::int64_t begin = stretch * dims.stretch, end = std::min(keys, begin + dims.stretch);
-  if (begin >= end) return;
+  if (stretch * dims.stretch >= keys) return;
+  const auto [begin, end] = keys_of(args, dims, b, stretch);
   Arena arena(memory);
   const ThreadScratch s = ThreadScratch::cut(arena, ops, p, dims);
   const TileScope tile_registers(ops);
@@ -272,12 +350,20 @@ std::size_t decode_workspace(const TileOps& ops, const AttentionProblem& problem
   return arena.used();
 }
 
-void decode(const TileOps& ops, const AttentionArgs& args, int threads, void* memory) {
-  const AttentionProblem& p = args.problem;
+void decode(const TileOps& ops, const AttentionArgs& given, int threads, void* memory) {
+  const AttentionProblem& p = given.problem;
   Arena arena(memory);
   const Workspace space(arena, ops, p, threads);
   const std::int64_t stretches = space.dims.stretches, blocks = space.dims.blocks;
   const auto scratch = [&](int slot) { return space.threads + static_cast<std::size_t>(slot) * space.thread_bytes; };
+  AttentionArgs args = given;
+  if (args.status != nullptr) std::fill(args.status, args.status + p.batch, 0);
+  if (p.seq_new > 0) {
+    parallel_for(p.batch * p.heads_kv, threads, [&](std::int64_t task, int slot) {
+      append(ops, given, space, task / p.heads_kv, task % p.heads_kv, scratch(slot));
+    });
+    if (p.rotary_dim > 0) args.q = rotated_q(p, space.q);
+  }
   parallel_for(p.batch * p.heads_kv * stretches, threads, [&](std::int64_t task, int slot) {
     const auto run = space.dims.rows <= kStreamRows ? stream_stretch : run_stretch;
     run(ops, args, space, task / stretches / p.heads_kv, task / stretches % p.heads_kv, task % stretches,

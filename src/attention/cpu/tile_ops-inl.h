@@ -81,8 +81,28 @@ HWY_INLINE void store(V value, Bf16* to) {
   hn::StoreU(hn::DemoteTo(half, hn::BitCast(wide_signed, upper)), half, &to->bits);
 }
 HWY_INLINE void store(V value, Fp16* to) {
+#if HWY_TARGET >= HWY_SSE4
+  // Without F16C, Highway truncates. To nearest, ties to even, by integers: adding 0.5 leaves a subnormal number's count
+  // of 2^-24 in the low bits; of all others 13 bits are rounded off and the exponent is rebased from 127 to 15.
+  const hn::RebindToUnsigned<F> wide;
+  const hn::RebindToSigned<F> wide_signed;
+  const hn::Rebind<std::uint16_t, F> half;
+  const auto bits = hn::BitCast(wide, value);
+  const auto size = hn::And(bits, hn::Set(wide, 0x7FFFFFFFu));
+  const auto odd = hn::And(hn::ShiftRight<13>(size), hn::Set(wide, 1u));
+  const auto rounded = hn::ShiftRight<13>(hn::Add(size, hn::Add(odd, hn::Set(wide, 0xFFFu))));
+  const auto normal = hn::Min(hn::Sub(rounded, hn::Set(wide, 112u << 10)), hn::Set(wide, 0x7C00u));
+  const V offset = hn::Set(F(), 0.5f);
+  const auto subnormal = hn::Sub(hn::BitCast(wide, hn::Add(hn::BitCast(F(), size), offset)), hn::BitCast(wide, offset));
+  const auto is_small = hn::RebindMask(wide, hn::Lt(hn::Abs(value), hn::Set(F(), 0x1p-14f)));
+  const auto is_nan = hn::RebindMask(wide, hn::IsNaN(value));
+  const auto magnitude = hn::IfThenElse(is_nan, hn::Set(wide, 0x7E00u), hn::IfThenElse(is_small, subnormal, normal));
+  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(wide, 0x8000u));
+  hn::StoreU(hn::DemoteTo(half, hn::BitCast(wide_signed, hn::Or(magnitude, sign))), half, &to->bits);
+#else
   const hn::Rebind<hwy::float16_t, F> half;
   hn::StoreU(hn::DemoteTo(half, value), half, reinterpret_cast<hwy::float16_t*>(to));
+#endif
 }
 
 template <class T>

@@ -1,0 +1,118 @@
+// The producer of attention/backward_wide_sm90.cuh: one thread issues the TMA loads, one warp loads LSE and delta.
+#pragma once
+
+#include "attention/backward_wide_sm90_config.h"
+#include "attention/backward_wide_sm90_work.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/global.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "tile/pipeline.cuh"
+#include "tile/sequence.cuh"
+
+namespace tessera {
+
+template <AttentionBackwardWideSm90Config config>
+struct BackwardWideSm90Producer {
+  static constexpr BackwardWideSm90Layout kAt = backward_wide_sm90_layout(config);
+  static constexpr int kTile = kBackwardWideTile;
+
+  const AttentionBackwardWideSm90Params& p;
+  unsigned shared;
+  const BackwardWideSm90Work& work;
+
+  // All swizzle atoms of 64 rows from `row` on.
+  template <int dim>
+  __forceinline__ void load(unsigned destination, const TensorMap& map, unsigned full, int row, int head,
+                            const RowOrigin& origin) {
+    mbarrier_arrive_expect_tx(full, kTile * padded_dim(dim, kWidestAtom) * 2);
+#pragma unroll
+    for (int column = 0; column < dim; column += kWidestAtom) {
+      tma_load(destination + column * kTile * 2, map, full, column, origin.y + row, head, origin.z);
+    }
+  }
+  template <int stages>
+  __forceinline__ void acquire(int empty, const PipelineState<stages>& pipe) {
+    mbarrier_wait_parity(shared + empty + pipe.index * kMbarrierBytes, pipe.parity ^ 1);
+  }
+
+  // Runs on one thread.
+  __forceinline__ void load_tiles() {
+    const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
+    const RowOrigin k_origin = row_origin(p.cu_seqlens_k, work.batch, p.seq_k, work.len_k);
+    int head = work.kv_head * static_cast<int>(p.group);
+    int row = work.tiles.first * kTile;
+    int tiles_left = work.tiles.count;
+    PipelineState<config.q_stages> q_pipe;
+    PipelineState<config.d_o_stages> d_o_pipe;
+    load<config.dim_qk>(shared + kAt.k, p.k, shared + kAt.k_full, work.first_k, work.kv_head, k_origin);
+#pragma unroll 1
+    for (int step = 0; step < work.steps; ++step) {
+      acquire(kAt.q_empty, q_pipe);
+      load<config.dim_qk>(shared + kAt.q + q_pipe.index * kAt.q_stage, p.q,
+                          shared + kAt.q_full + q_pipe.index * kMbarrierBytes, row, head, q_origin);
+      q_pipe.advance();
+      if (step == 0) {
+        load<config.dim_v>(shared + kAt.v, p.v, shared + kAt.v_full, work.first_k, work.kv_head, k_origin);
+      }
+      acquire(kAt.d_o_empty, d_o_pipe);
+      load<config.dim_v>(shared + kAt.d_o + d_o_pipe.index * kAt.d_o_stage, p.d_o,
+                         shared + kAt.d_o_full + d_o_pipe.index * kMbarrierBytes, row, head, q_origin);
+      d_o_pipe.advance();
+      row += kTile;
+      if (--tiles_left == 0) {  // continue with the next head
+        tiles_left = work.tiles.count;
+        row -= tiles_left * kTile;
+        ++head;
+      }
+    }
+  }
+
+  // Runs on one warp. It issues the loads of the values before it waits for their stage.
+  __forceinline__ void load_rows(int lane) {
+    constexpr int kPasses = kTile / 32;
+    const int first = work.tiles.first * kTile + lane;
+    Index row = offset_of(p.row_strides, p.cu_seqlens_q, work.batch, work.kv_head * static_cast<int>(p.group)) + first;
+    int rows_left = work.len_q - first;
+    int distance = work.first_k - work.position_offset - work.tiles.first * kTile;
+    int tiles_left = work.tiles.count;
+    PipelineState<config.q_stages> pipe;
+#pragma unroll 1
+    for (int step = 0; step < work.steps; ++step) {
+      float lse[kPasses], delta[kPasses];
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        lse[pass] = load_read_only(p.lse_log2 + row + pass * 32, pass * 32 < rows_left);
+        delta[pass] = load_read_only(p.delta + row + pass * 32, pass * 32 < rows_left);
+        if (pass * 32 >= rows_left) lse[pass] = infinity();
+      }
+      acquire(kAt.q_empty, pipe);
+      const unsigned rows = shared + kAt.rows + pipe.index * kAt.rows_stage;
+      const unsigned own = rows + wide_row_slot(lane) * 4;  // 32 queries further, the slots are 32 further
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        store_shared_4(own + pass * 32 * 4, bits_from_float(lse[pass]));
+        store_shared_4(own + (kTile + pass * 32) * 4, bits_from_float(delta[pass]));
+      }
+      if (lane == 0) {
+        store_shared_4(rows + (2 * kTile + kWideStepDistance) * 4, distance);
+        store_shared_4(rows + (2 * kTile + kWideStepKeys) * 4, work.len_k - work.first_k);
+      }
+      mbarrier_arrive(shared + kAt.q_full + pipe.index * kMbarrierBytes);
+      pipe.advance();
+      row += kTile;
+      rows_left -= kTile;
+      distance -= kTile;
+      if (--tiles_left == 0) {  // continue with the next head
+        tiles_left = work.tiles.count;
+        const int all = work.tiles.count * kTile;
+        row += p.row_strides.head - all;
+        rows_left += all;
+        distance += all;
+      }
+    }
+  }
+};
+
+}  // namespace tessera

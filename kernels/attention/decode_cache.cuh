@@ -1,0 +1,162 @@
+// The KV cache as attention/decode.cuh reads and extends it: contiguous or in pages, with new keys appended and rotary
+// embedding applied.
+#pragma once
+
+#include "attention/decode_schedule.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/global.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace tessera {
+
+// Element `column` of a row after rotary embedding at a position. value(column): of the row before it.
+template <DType dtype, class Value>
+__forceinline__ float rotated(const AttentionDecodeParams& p, const Value& value, int column, int position) {
+  const float x = value(column);
+  if (column >= p.rotary_dim) return x;
+  const int half = p.rotary_dim / 2;
+  const bool first = p.rotary_interleaved ? column % 2 == 0 : column < half;
+  const int pair = p.rotary_interleaved ? column / 2 : first ? column : column - half;
+  const int other = p.rotary_interleaved ? column ^ 1 : first ? column + half : column - half;
+  const float y = value(other);
+  const float cosine = to_float<dtype>(static_cast<const Bits16*>(p.rotary_cos)[position * p.rotary_cos_stride + pair]);
+  const float sine = to_float<dtype>(static_cast<const Bits16*>(p.rotary_sin)[position * p.rotary_sin_stride + pair]);
+  // Each product is rounded, as on the CPU and in PyTorch: the cache has the same bits everywhere.
+  return __fadd_rn(__fmul_rn(x, cosine), first ? -__fmul_rn(y, sine) : __fmul_rn(y, sine));
+}
+
+template <DType dtype, class Value>
+__forceinline__ Words4 rotated_chunk(const AttentionDecodeParams& p, const Value& value, int chunk, int position) {
+  Words4 words;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int column = chunk * 8 + i * 2;
+    words.word[i] =
+        pack<dtype>(rotated<dtype>(p, value, column, position), rotated<dtype>(p, value, column + 1, position));
+  }
+  return words;
+}
+
+// Eight elements of a row.
+template <int vector>
+__forceinline__ Words4 load_chunk(const Bits16* from, bool wanted) {
+  if constexpr (vector == 8) {
+    return load_16(from, wanted);
+  } else {
+    Words4 words;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words.word[i] = static_cast<unsigned>(load_read_only(from + 2 * i, wanted)) |
+                      static_cast<unsigned>(load_read_only(from + 2 * i + 1, wanted)) << 16;
+    }
+    return words;
+  }
+}
+template <int vector>
+__forceinline__ void store_chunk(Bits16* to, const Words4& words) {
+  if constexpr (vector == 8) {
+    store_16(to, words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = static_cast<Bits16>(words.word[i / 2] >> (i % 2 * 16));
+  }
+}
+
+// One sequence's keys of one head, in K or in V.
+template <bool paged>
+struct CacheRows {
+  Bits16* base;      // contiguous: the row of key 0; paged: row 0 of page 0
+  const int* pages;  // of the sequence, if paged
+
+  __forceinline__ CacheRows(const AttentionDecodeParams& p, void* data, const Strides& strides, int batch, int head) {
+    const DecodeSchedule& s = p.schedule;
+    base = static_cast<Bits16*>(data) + head * strides.head;
+    if constexpr (paged) {
+      pages = s.page_table + batch * s.page_table_stride;
+    } else {
+      base += (s.cache_batch_idx ? s.cache_batch_idx[batch] : batch) * strides.batch;
+    }
+  }
+
+  // wanted: the key is in use, so that it has a page. A page that does not exist is read as the last one.
+  __forceinline__ Bits16* row(const DecodeSchedule& s, const Strides& strides, int key, bool wanted) const {
+    if constexpr (!paged) return base + key * strides.seq;
+    const int page = page_of(s, key);
+    const unsigned physical = wanted ? min(static_cast<unsigned>(pages[page]), s.num_pages - 1u) : 0;
+    return base + physical * strides.batch + (key - page * s.page_size) * strides.seq;
+  }
+};
+
+// Brings the page numbers of keys that are loaded later into L1. Behind the loads of keys and values that are already
+// in flight, they would take microseconds.
+__forceinline__ void prefetch_pages(const AttentionDecodeParams& p, const DecodeWalk& load) {
+  constexpr int kTilesAhead = 12;
+  if (threadIdx.x != 0) return;
+  const int key = load.first_key() + kTilesAhead * p.schedule.block_k;
+  const bool here = key < load.sequence.length;
+  if (!here && load.batch + 1 >= p.schedule.batch) return;
+  const DecodeSchedule& s = p.schedule;
+  const int* entry = s.page_table + (here ? load.batch * s.page_table_stride + page_of(s, key)
+                                          : (load.batch + 1) * s.page_table_stride);
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(entry));
+}
+
+// Loads a tile of K or of V; keys outside [begin, end) become zeros. On sm_80 and newer with 16-byte loads it is
+// asynchronous, else it is complete, for this thread, when it returns. Each thread loads one 16-byte column of every
+// kRowsPerPass-th row. whole: all keys are inside.
+template <int threads, int vector, bool whole, class Tile, bool paged>
+__forceinline__ void load_cache_tile(const DecodeSchedule& s, const Tile& tile, const CacheRows<paged>& rows,
+                                     const Strides& strides, int first_key, int begin, int end) {
+  using Loader = TileLoader<Tile, threads, vector>;
+  // Every thread has a row in every pass.
+  constexpr bool kAllRows = threads == Tile::kChunks * Loader::kRowsPerPass && Tile::kRows % Loader::kRowsPerPass == 0;
+  const int thread = recomputed(threadIdx.x);
+  const int chunk = thread % Tile::kChunks;
+  const int first_row = thread / Tile::kChunks;
+  const Bits16* next = rows.base + (first_key + first_row) * strides.seq + chunk * 8;  // if contiguous
+  constexpr int kUnroll = Loader::kPasses > 8 ? 4 : 8;  // wide rows leave fewer registers
+#pragma unroll kUnroll
+  for (int pass = 0; pass < Loader::kPasses; ++pass) {
+    const int row = first_row + pass * Loader::kRowsPerPass;
+    const bool mine = kAllRows || (first_row < Loader::kRowsPerPass && row < Tile::kRows);
+    const int key = first_key + row;
+    const bool wanted = mine && (whole || (key >= begin && key < end));
+    const Bits16* from = paged ? rows.row(s, strides, key, wanted) + chunk * 8 : next;
+    next += Loader::kRowsPerPass * strides.seq;
+    if constexpr (Loader::kAsync) {
+#if __CUDA_ARCH__ >= 800
+      // A wider fetch would bring the neighbouring head's bytes.
+      constexpr bool kWholeLines = Tile::kPitch % 128 == 0;
+      if (mine) {
+        kWholeLines ? cp_async_16(tile.address(row, chunk), from, wanted)
+                    : cp_async_16_narrow(tile.address(row, chunk), from, wanted);
+      }
+#endif
+    } else if (mine) {
+      store_shared_16(tile.address(row, chunk), load_chunk<vector>(from, wanted));
+    }
+  }
+}
+
+// Copies new keys, or values, that belong to a tile into it, and into the cache if `writes`. rotates: with rotary
+// embedding, new key i at rotary_position + i.
+template <DType dtype, int threads, int vector, bool rotates, class Tile, class Rows>
+__forceinline__ void append_to_tile(const AttentionDecodeParams& p, const Tile& tile, const Rows& rows,
+                                    const Strides& strides, const Bits16* added, Index added_stride,
+                                    const DecodeSequence& sequence, int first_key, int rotary_position, bool writes) {
+  const int from_key = max(first_key, sequence.old_length);
+  const int end_key = min(first_key + Tile::kRows, sequence.length);
+  for (int index = threadIdx.x; index < (end_key - from_key) * Tile::kChunks; index += threads) {
+    const int key = from_key + index / Tile::kChunks;
+    const int chunk = index % Tile::kChunks;
+    const int which = key - sequence.old_length;
+    const Bits16* source = added + which * added_stride;
+    const auto value = [&](int column) { return to_float<dtype>(source[column]); };
+    const Words4 words = rotates && p.rotary_dim > 0 ? rotated_chunk<dtype>(p, value, chunk, rotary_position + which)
+                                                     : load_chunk<vector>(source + chunk * 8, true);
+    store_shared_16(tile.address(key - first_key, chunk), words);
+    if (writes) store_chunk<vector>(rows.row(p.schedule, strides, key, true) + chunk * 8, words);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,115 @@
+// Dense GEMM for Hopper: warp-specialised and persistent, with TMA loads, wgmma and TMA stores. Entry point:
+// gemm_dense_sm90, below.
+//
+// Algorithm: each CTA loops over work tiles, block_m x block_n elements of out = epilogue(A B), and for each over K in
+// steps of 64.
+//
+// Roles: warpgroup 0 is the producer. One of its threads issues the TMA loads of A and B for all of the CTA's work
+// tiles, as far ahead as there are stages. Warpgroups 1 and 2 are consumers: they multiply, apply the epilogue and store
+// (dense_sm90_consumer.cuh). Every stage has two mbarriers: full (TMA has written the bytes) and empty (every consumer
+// warp has finished reading).
+//
+//   shared memory:  A [stages][block_m, 64]    B [stages][block_n, 64]    staging [consumers][2 or 3][64 rows of 128 bytes]
+//   registers:      the sums: [block_m, block_n] fp32, of a consumer's own tile (ping_pong), else half of its rows
+//
+// With ping-pong, the consumers own work tiles in turn. Stages are loaded in that order, so one consumer multiplies while
+// the other one's epilogue runs:
+//
+//   TMA          | tile 0 | tile 1 | tile 2 | tile 3 | ...
+//   consumer 0   | multiply        | store  | multiply | store ...
+//   consumer 1            | multiply        | store    | ...
+//
+// Without it, both work on one tile, which may then be larger: less traffic from L2, for large K.
+//
+// Cluster: two CTAs with adjacent row tiles need the same B. Each loads half of it and multicasts it to both, which
+// lowers the demand on L2 from (block_m + block_n) to (block_m + block_n / 2) rows per step.
+//
+// Rows that start anywhere: TMA needs addresses, strides and first columns at multiples of 16 bytes, and rows of 2,730 bytes
+// (K = 1365) are not. But eight such rows are a multiple of 16 bytes apart. So rows of that operand are loaded by their index
+// modulo 8, through a tensor map for each remainder that begins at the last multiple of 16 bytes before its first row, and
+// arrive shifted by 0 to 7 elements (frames). Three warps of the producer shift them on their way to a stage, which then
+// has its rows in the order 0, 8, 16, ..., 1, 9, ...; out is stored in the same order.
+//
+//   TMA → frame [block_m, 64] → shift → stage of A          TMA → stage of B
+#pragma once
+
+#include "gemm/dense_sm90_config.h"
+#include "gemm/dense_sm90_consumer.cuh"
+#include "gemm/dense_sm90_producer.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tessera {
+
+template <GemmDenseSm90Config config>
+__forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
+  using namespace gemm_sm90;
+  static_assert(config.block_n % 8 == 0 && config.block_n >= 8 && config.block_n <= 256);
+  static_assert(consumer_rows(config) == 64 || consumer_rows(config) == 128);
+  static_assert(config.stages >= 2);
+  static_assert(config.cluster == 1 || config.cluster == 2);
+  static_assert(config.cluster == 1 || config.b_transposed || config.block_n % 16 == 0);
+  static_assert(!config.gated || (!config.split && config.block_n % (config.b_transposed ? 128 : 16) == 0));
+  static_assert(!groups_are_of_k(config) || (config.b_transposed && !config.gated));
+  static_assert(config.shifted != kShiftedB || (config.a_transposed && config.cluster == 1));
+  static_assert(!config.split || config.tma_store);
+  static_assert(config.staged == kStagedNone || !config.split);
+  static_assert(config.staged != kStagedResidual || config.residual);
+  static_assert(config.staged != kStagedSaved || (config.gradient && config.out_dtype == config.dtype));
+  static_assert(config.staged != kStagedPreactivation || (config.preactivation && config.out_dtype == config.dtype));
+  // The preactivations of columns that two boxes share are gone when the second one is stored.
+  static_assert(config.staged != kStagedPreactivation || config.block_n % 64 == 0 || config.block_n < 64);
+  // At the start a thread has 168 registers.
+  constexpr bool kShifts = config.shifted != kShiftedNone;
+  constexpr int kProducerRegisters = kShifts ? 72 : 40, kConsumerRegisters = kShifts ? 216 : 232;
+  constexpr Layout kAt = layout(config);
+  extern __shared__ __align__(kTileAlignment) unsigned char memory[];
+  const unsigned shared = shared_address(memory);
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) {
+    constexpr unsigned kWarps = (config.ping_pong ? 4 : 8) * config.cluster;  // that read a stage
+    for (int i = 0; i < config.stages; ++i) {
+      mbarrier_init(shared + kAt.full + i * kMbarrierBytes, kShifts ? 1 + kShiftWarps : 1);
+      mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps);
+    }
+    for (int i = 0; i < frames(config); ++i) {
+      mbarrier_init(shared + kAt.frame_full + i * kMbarrierBytes, 1);
+      mbarrier_init(shared + kAt.frame_empty + i * kMbarrierBytes, kShiftWarps);
+    }
+    for (int i = 0; i < kConsumers * staging_buffers(config); ++i) {
+      mbarrier_init(shared + kAt.loaded + i * kMbarrierBytes, 1);
+    }
+    fence_mbarrier_init();
+  }
+  if (threadIdx.x == 32) GemmDenseSm90Producer<config>::prefetch_tensor_maps(p);
+  if constexpr (config.cluster > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    GemmDenseSm90Producer<config> producer{p, shared};
+    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    if (threadIdx.x == 0) producer.run();
+    if constexpr (kShifts) {
+      if (warp > 0) producer.run_shift(warp - 1, static_cast<int>(threadIdx.x) % 32);
+    }
+    __syncwarp();
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    GemmDenseSm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
+                                           static_cast<int>(threadIdx.x) % 128 / 32};
+    consumer.run();
+  }
+  // The other CTA may still multicast into this one's shared memory, or arrive at its mbarriers.
+  if constexpr (config.cluster > 1) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
+}
+
+}  // namespace tessera

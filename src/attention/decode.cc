@@ -1,0 +1,413 @@
+// Decode on any GPU (kernels/attention/decode.cuh, then kernels/attention/decode_combine.cuh).
+#include "attention/decode_config.h"
+
+#include <algorithm>
+#include <bit>
+#include <climits>
+
+#include "attention/family.h"
+#include "attention/gpu.h"
+#include "attention/params.h"
+#include "base/format.h"
+#include "jit/config_text.h"
+
+namespace tessera::attention {
+namespace {
+
+using Config = AttentionDecodeConfig;
+
+constexpr int kCombineThreads = 256;
+constexpr int kLargestCluster = 8;
+// In batch-invariant mode each result is of this many keys, or of a tile if that has more.
+constexpr int kUnitKeys = 256;
+
+int rows_of_group(const AttentionProblem& p) {
+  return static_cast<int>(std::min<std::int64_t>(p.heads_q / p.heads_kv * p.seq_q, INT_MAX));
+}
+
+bool fits(const Config& config, const Device& device) {
+  constexpr std::size_t kReserved = 1024;  // of every CTA, by the driver
+  const std::size_t bytes = static_cast<std::size_t>(decode_shared_bytes(config)) + kReserved;
+  const std::size_t rows_of_warps = static_cast<std::size_t>(config.row_warps * config.key_warps) * 16 * 8 + 128;
+  return (bytes + rows_of_warps) * static_cast<std::size_t>(config.ctas_per_sm) <=
+         device.shared_memory_per_block + kReserved;
+}
+
+// 64 rows are four row warps, whose output and scores fill the registers; fewer rows leave warps for more keys.
+Config base_config(const AttentionProblem& p) {
+  const int rows = rows_of_group(p);
+  const int row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
+  return {.dtype = p.dtype,
+          .dim_qk = static_cast<int>(p.dim_qk),
+          .dim_v = static_cast<int>(p.dim_v),
+          .block_k = 0,
+          .row_warps = row_warps,
+          .key_warps = 4 / row_warps,
+          .stages = 0,
+          .cluster = 1,
+          .ctas_per_sm = 0,
+          .vector = vector_of(p),
+          .score_mod = has_score_mod(p),
+          .paged = p.paged,
+          .append = p.seq_new > 0};
+}
+
+// How a CTA is cut: warps that share keys, keys of each, tiles in shared memory, CTAs per SM.
+struct Shape {
+  int key_warps, keys_per_warp, stages, ctas_per_sm;
+};
+
+Config with_shape(Config config, const Shape& shape) {
+  config.key_warps = std::max(1, shape.key_warps / config.row_warps);
+  config.block_k = config.key_warps * shape.keys_per_warp;
+  config.stages = shape.stages;
+  config.ctas_per_sm = shape.ctas_per_sm;
+  return config;
+}
+
+// The first that fits has enough bytes in flight to cover the memory's latency, about 40 KB per SM on an H200, and
+// enough warps to cover that of the products and the softmax. Without cp.async, other CTAs cover both.
+Config first_that_fits(const Config& config, const Device& device, std::initializer_list<Shape> shapes) {
+  for (const Shape& shape : shapes) {
+    if (fits(with_shape(config, shape), device)) return with_shape(config, shape);
+  }
+  return with_shape(config, *(shapes.end() - 1));
+}
+
+Config default_config(const AttentionProblem& p, const Device& device) {
+  Config config = base_config(p);
+  const bool async = device.compute >= 80 && config.vector == 8;
+  const int dim = std::max(config.dim_qk, config.dim_v);
+  const int keys = dim <= 64 ? 32 : 16;
+  if (!async && dim > 128) config.row_warps = 1;  // two rows of warps would spill
+  for (;; config.row_warps /= 2) {
+    const Config chosen =
+        async ? first_that_fits(config, device,
+                                {{4, keys, 3, 2}, {4, keys, 2, 2}, {4, 16, 3, 1}, {4, 16, 2, 1}, {2, 16, 2, 1}})
+              : first_that_fits(config, device, {{4, 16, 1, 2}, {4, 16, 1, 1}, {2, 16, 1, 1}});
+    if (fits(chosen, device) || config.row_warps == 1) return chosen;
+  }
+}
+
+std::int64_t tiles_of(const AttentionProblem& p, const Config& config) {
+  return std::max<std::int64_t>(1, ceil_div(p.seq_k, config.block_k));
+}
+int unit_tiles(const AttentionProblem& p, const Config& config) {
+  return p.batch_invariant ? std::max(1, kUnitKeys / config.block_k) : 1;
+}
+std::int64_t units_of(const AttentionProblem& p, const Config& config) {
+  return ceil_div(tiles_of(p, config), unit_tiles(p, config));
+}
+std::int64_t columns_of(const AttentionProblem& p, const Config& config) {
+  return p.heads_kv * ceil_div(rows_of_group(p), config.row_warps * 16);
+}
+
+// One launch instead of two, if a cluster for each row block of each key head fits the GPU at once. A CTA has an SM to
+// itself, because two of a cluster on one SM would share its bandwidth.
+std::optional<Config> cluster_config(const AttentionProblem& p, const Device& device) {
+  Config config = default_config(p, device);
+  // The number of sequences decides, so that a result would depend on the rest of the batch.
+  if (device.compute < 90 || config.stages == 1 || p.batch_invariant) return std::nullopt;
+  const std::int64_t columns = saturating_product(p.batch, columns_of(p, config));
+  config.cluster = kLargestCluster;
+  while (config.cluster > 1 && columns * config.cluster > device.multiprocessors) config.cluster /= 2;
+  config = first_that_fits(config, device, {{4, 32, 2, 1}, {4, 16, 2, 1}});
+  if (config.cluster == 1 || columns == 0 || !fits(config, device)) return std::nullopt;
+  return config;
+}
+
+// A Config of another problem, which differs in numbers that this one may have as well.
+bool is_valid(const Config& config, const AttentionProblem& p, const Device& device) {
+  Config expected = default_config(p, device);
+  if (engine::main_config(config) == engine::main_config(expected)) return true;
+  if (p.batch_invariant || expected.stages == 1) return false;
+  expected.block_k = config.block_k;
+  expected.key_warps = config.key_warps;
+  expected.stages = config.stages;
+  expected.cluster = config.cluster;
+  expected.ctas_per_sm = config.ctas_per_sm;
+  const int warps = config.row_warps * config.key_warps;
+  return engine::main_config(config) == engine::main_config(expected) && warps >= 1 && warps <= 8 &&
+         warps * config.ctas_per_sm <= 16 && config.block_k > 0 && config.block_k % (16 * config.key_warps) == 0 &&
+         config.stages >= 2 && config.ctas_per_sm >= 1 && config.cluster >= 1 && config.cluster <= kLargestCluster &&
+         (config.cluster == 1 || device.compute >= 90) && fits(config, device);
+}
+
+// What the tuner may try.
+std::vector<Config> configs_for(const AttentionProblem& p, const Device& device) {
+  std::vector<Config> list = {default_config(p, device)};
+  if (const auto clusters = cluster_config(p, device)) list.push_back(*clusters);
+  // A choice that depended on the batch would make the results depend on it.
+  if (p.batch_invariant || list[0].stages == 1) return list;
+  for (const int key_warps : {2, 4, 8}) {
+    for (const int keys_per_warp : {16, 32}) {
+      for (const int stages : {2, 3, 4}) {
+        for (const int ctas_per_sm : {1, 2, 3}) {
+          for (const int cluster : {1, 4, 8}) {
+            Config config = with_shape(list[0], {key_warps, keys_per_warp, stages, ctas_per_sm});
+            config.cluster = cluster;
+            if (is_valid(config, p, device)) list.push_back(config);
+          }
+        }
+      }
+    }
+  }
+  return list;
+}
+
+// A grid that fills the GPU once, or less if even full caches have fewer units.
+std::int64_t ctas_of(const AttentionProblem& p, const Config& config, int multiprocessors) {
+  return std::clamp<std::int64_t>(saturating_product(units_of(p, config), columns_of(p, config), p.batch), 1,
+                                  std::int64_t{multiprocessors} * config.ctas_per_sm);
+}
+
+// No partial result is left: no sequence has more than one unit, or clusters combine theirs.
+bool is_whole(const AttentionProblem& p, const Config& config) {
+  return units_of(p, config) == 1 || config.cluster > 1;
+}
+
+struct Workspace {
+  std::int64_t slots;  // partial results
+  std::int64_t rows;   // of each
+
+  Workspace(const AttentionProblem& p, const Config& config, int multiprocessors) : rows(config.row_warps * 16) {
+    slots = is_whole(p, config) ? 0
+            : p.batch_invariant ? saturating_product(p.batch, columns_of(p, config), units_of(p, config))
+                                : 2 * ctas_of(p, config, multiprocessors);
+  }
+  std::int64_t bytes(const AttentionProblem& p) const { return saturating_product(slots, rows, (p.dim_v + 1) * 4); }
+};
+
+jit::KernelInstance main_kernel(const Config& config) {
+  return {.name = format("attention_decode_{}_d{}x{}_k{}w{}x{}_s{}c{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, config.block_k, config.row_warps, config.key_warps, config.stages,
+                         config.ctas_per_sm, config.cluster > 1 ? format("_cluster{}", config.cluster) : "",
+                         config.paged ? "_paged" : "", config.append ? "_append" : "",
+                         config.score_mod ? "_score_mod" : "", config.vector == 1 ? "_v1" : ""),
+          .header = "attention/decode.cuh",
+          .entry = "attention_decode",
+          .params = "AttentionDecodeParams",
+          .config = jit::config_text("AttentionDecodeConfig", config),
+          .threads = config.row_warps * config.key_warps * 32,
+          .min_blocks = config.ctas_per_sm,
+          .dynamic_smem_bytes = decode_shared_bytes(config),
+          .pdl = true,
+          .cluster = config.cluster};
+}
+
+jit::KernelInstance combine_kernel(const Config& main) {
+  const DecodeCombineConfig config = {.dtype = main.dtype, .dim_v = main.dim_v, .threads = kCombineThreads};
+  return {.name = format("decode_combine_{}_d{}", name_of(config.dtype), config.dim_v),
+          .header = "attention/decode_combine.cuh",
+          .entry = "decode_combine",
+          .params = "DecodeCombineParams",
+          .config = jit::config_text("DecodeCombineConfig", config),
+          .threads = config.threads,
+          .min_blocks = kMemoryBoundCtas,
+          .pdl = true};
+}
+
+DecodeSchedule schedule_of(const Config& config, const AttentionArgs& args, int multiprocessors) {
+  const AttentionProblem& p = args.problem;
+  const auto page_size = static_cast<std::uint64_t>(p.page_size);
+  return {.cache_seqlens = args.cache_seqlens,
+          .leftpad_k = args.leftpad_k,
+          .cache_batch_idx = args.cache_batch_idx,
+          .rotary_seqlens = args.rotary_seqlens,
+          .page_table = args.page_table,
+          .page_table_stride = args.page_table_stride,
+          .batch = static_cast<int>(p.batch),
+          .columns = static_cast<int>(columns_of(p, config)),
+          .capacity = static_cast<int>(p.seq_k),
+          .cache_rows = static_cast<int>(std::min<std::int64_t>(p.cache_rows, INT_MAX)),
+          .seq_q = static_cast<int>(p.seq_q),
+          .seq_new = static_cast<int>(p.seq_new),
+          .rotary_rows = p.rotary_dim > 0 ? static_cast<int>(std::min<std::int64_t>(p.rotary_rows, kUnbounded)) : 0,
+          .page_size = static_cast<int>(p.page_size),
+          .page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1,
+          .num_pages = static_cast<int>(std::min<std::int64_t>(p.num_pages, INT_MAX)),
+          .block_k = config.block_k,
+          .unit_tiles = unit_tiles(p, config),
+          .every_unit = p.batch_invariant ? 1 : 0,
+          .most_units = static_cast<int>(units_of(p, config)),
+          .ctas = static_cast<unsigned>(ctas_of(p, config, multiprocessors)),
+          .band = band_of(p)};
+}
+
+AttentionDecodeParams main_params(const Config& config, const AttentionArgs& args, const DecodeSchedule& schedule) {
+  const AttentionProblem& p = args.problem;
+  AttentionDecodeParams params = {};
+  params.schedule = schedule;
+  params.q = args.q.data;
+  params.k = args.k.data;
+  params.v = args.v.data;
+  fill_outputs(params, args);
+  params.k_new = args.k_new.data;
+  params.v_new = args.v_new.data;
+  params.rotary_cos = args.rotary_cos;
+  params.rotary_sin = args.rotary_sin;
+  params.status = args.status;
+  params.alibi_slopes = args.alibi_slopes;
+  params.q_strides = strides_of(args.q);
+  params.k_strides = strides_of(args.k);
+  params.v_strides = strides_of(args.v);
+  params.k_new_strides = strides_of(args.k_new);
+  params.v_new_strides = strides_of(args.v_new);
+  params.rotary_cos_stride = args.rotary_cos_stride;
+  params.rotary_sin_stride = args.rotary_sin_stride;
+  params.alibi_batch_stride = args.alibi_batch_stride;
+  params.rotary_dim = static_cast<int>(p.rotary_dim);
+  params.rotary_interleaved = p.rotary_interleaved ? 1 : 0;
+  params.rotary_advances = is_masked(p) ? 1 : 0;
+  params.group = static_cast<int>(p.heads_q / p.heads_kv);
+  params.rows = rows_of_group(p);
+  params.row_blocks = static_cast<int>(ceil_div(params.rows, config.row_warps * 16));
+  params.scale = p.scale;
+  params.softcap = p.softcap;
+  return params;
+}
+
+Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
+  const AttentionProblem& p = args.problem;
+  if (p.batch == 0 || p.seq_q == 0) return {};
+  const int multiprocessors = launch.kernels[0]->multiprocessors;
+  const Workspace workspace(p, config, multiprocessors);
+  AttentionDecodeParams params = main_params(config, args, schedule_of(config, args, multiprocessors));
+  params.o_partial = static_cast<float*>(launch.workspace);
+  params.lse_partial = params.o_partial + workspace.slots * workspace.rows * p.dim_v;
+  if (config.cluster > 1) {
+    params.schedule.ctas = static_cast<unsigned>(p.batch * params.schedule.columns * config.cluster);
+  }
+  const cuda::Grid grid{params.schedule.ctas, 1, 1};
+  Status status = cuda::launch(*launch.kernels[0], cuda::Work<AttentionDecodeParams>{params, grid}, launch.stream);
+  if (!status.ok() || is_whole(p, config)) return status;
+
+  DecodeCombineParams combine = {};
+  combine.schedule = params.schedule;
+  combine.o_partial = params.o_partial;
+  combine.lse_partial = params.lse_partial;
+  fill_outputs(combine, args);
+  combine.rows_per_block = config.row_warps * 16;
+  combine.rows = params.rows;
+  combine.row_blocks = params.row_blocks;
+  combine.group = params.group;
+  // All CTAs should fit the GPU at once, so that they wait for the main kernel's end and nothing else. With several rows
+  // to a CTA, a row's parts are added up in another order: not if the result must not depend on the batch.
+  const int rows = std::min(combine.rows, combine.rows_per_block);
+  const std::int64_t columns = p.batch * params.schedule.columns;
+  const int groups = kCombineThreads / static_cast<int>(p.dim_v / 4);
+  combine.rows_together = 1;
+  while (!p.batch_invariant && 2 * combine.rows_together <= std::min(rows, groups) &&
+         columns * ceil_div(rows, combine.rows_together) > std::int64_t{kMemoryBoundCtas} * multiprocessors) {
+    combine.rows_together *= 2;
+  }
+  const cuda::Grid grid_of_rows{static_cast<unsigned>(columns),
+                                static_cast<unsigned>(ceil_div(rows, combine.rows_together)), 1};
+  return cuda::launch(*launch.kernels[1], cuda::Work<DecodeCombineParams>{combine, grid_of_rows}, launch.stream);
+}
+
+std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  const Config config = default_config(p, device);
+  if (p.batch > INT_MAX || p.heads_q > INT_MAX ||
+      p.heads_q / p.heads_kv > INT_MAX / std::max<std::int64_t>(1, p.seq_q) || p.page_size > INT_MAX ||
+      p.seq_new > INT_MAX || saturating_product(units_of(p, config), columns_of(p, config)) > INT_MAX ||
+      saturating_product(p.batch, columns_of(p, config)) > INT_MAX) {
+    return "more rows than one grid can cover";
+  }
+  if (!fits(config, device)) return format("head dims {} and {} need more shared memory", p.dim_qk, p.dim_v);
+  return std::nullopt;
+}
+
+// Microseconds, roughly: K and V once, at an H200's bandwidth for its number of SMs, as far as they have work; and one
+// launch or two.
+double predicted_time(const AttentionProblem& p, const Config& config, const Device& device) {
+  constexpr double kLaunch = 3.5;
+  constexpr double kCombine = 2.0;
+  constexpr double kBytes = 4.4e6 / 132;  // per microsecond, of an SM
+  const double bytes = 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.seq_k) *
+                       static_cast<double>(p.heads_kv) * static_cast<double>(p.dim_qk + p.dim_v);
+  const std::int64_t clusters = saturating_product(p.batch, columns_of(p, config), config.cluster);
+  const std::int64_t busy =
+      config.cluster > 1 ? std::min<std::int64_t>(clusters, device.multiprocessors) : device.multiprocessors;
+  return kLaunch + (is_whole(p, config) ? 0 : kCombine) + bytes / (kBytes * static_cast<double>(busy));
+}
+
+engine::Offer offer_of(const AttentionProblem& p, const Config& config, const Device& device) {
+  const auto bytes = static_cast<std::size_t>(Workspace(p, config, device.multiprocessors).bytes(p));
+  const std::string why = config.cluster > 1 ? format("clusters of {} CTAs share a sequence's keys", config.cluster)
+                                             : format("{} CTAs share the keys in tiles of {}",
+                                                      ctas_of(p, config, device.multiprocessors), config.block_k);
+  return {engine::main_config(config), bytes, predicted_time(p, config, device), why};
+}
+
+std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
+  std::vector<engine::Offer> offers = {offer_of(p, default_config(p, device), device)};
+  if (const auto clusters = cluster_config(p, device)) offers.push_back(offer_of(p, *clusters, device));
+  return offers;
+}
+
+std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& named) {
+  const auto config = engine::from_main<Config>(named);
+  if (!config) return std::nullopt;
+  if (!is_valid(*config, p, device)) return std::nullopt;
+  Recipe recipe;
+  recipe.problem = p;
+  recipe.problem.tensor_maps = false;
+  recipe.steps = {{"main", main_kernel(*config)}};
+  if (!is_whole(p, *config)) recipe.steps.push_back({"combine", combine_kernel(*config)});
+  recipe.workspace = static_cast<std::size_t>(Workspace(p, *config, device.multiprocessors).bytes(p));
+  recipe.enqueue = [config = *config](const AttentionArgs& args, const engine::Launch& launch) {
+    return enqueue(config, args, launch);
+  };
+  return recipe;
+}
+
+std::vector<engine::Config> searches(const AttentionProblem& p, const Device& device) {
+  std::vector<engine::Config> list;
+  for (const Config& config : configs_for(p, device)) list.push_back(engine::main_config(config));
+  return list;
+}
+
+// Where registers and shared memory are scarce or change: 4 rows; 4 and 64 with pages, new keys and a score_mod.
+std::vector<AttentionProblem> representatives(const Device& device) {
+  std::vector<AttentionProblem> list;
+  const auto add = [&](int dim, int group, bool with_everything) {
+    AttentionProblem p = representative(device, AttentionOp::kDecode, dim, dim);
+    p.seq_q = 1;
+    p.heads_kv = 8;
+    p.heads_q = group * p.heads_kv;
+    p.alignment = Alignment::kBottomRight;
+    if (with_everything) {
+      p.paged = true;
+      p.page_size = 16;
+      p.softcap = 30.0f;
+      p.seq_new = 1;
+    }
+    list.push_back(p);
+  };
+  add(128, 4, false);
+  if (device.compute == 89) return list;  // the same code as sm_86's
+  for (const int dim : {64, 80, 256}) add(dim, 4, false);
+  for (const int dim : {128, 256}) {
+    for (const int group : {4, 64}) add(dim, group, true);
+  }
+  add(40, 4, false);
+  list.back().vectors = list.back().tensor_maps = false;
+  return list;
+}
+
+}  // namespace
+
+Implementation decode() {
+  return {"attention_decode",
+          AttentionFamily::bit_of(AttentionOp::kDecode),
+          {"attention/decode.cuh", "attention/decode_combine.cuh"},
+          refuses,
+          offers,
+          recipe,
+          searches,
+          representatives};
+}
+
+}  // namespace tessera::attention

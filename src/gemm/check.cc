@@ -1,0 +1,256 @@
+#include "gemm/check.h"
+
+#include <array>
+#include <optional>
+
+#include "base/arguments.h"
+#include "base/format.h"
+#include "base/tensor.h"
+
+namespace tessera::gemm {
+namespace {
+
+constexpr std::uint32_t kKnownFlags = TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED;
+
+DType dtype_of(tessera_dtype dtype) {
+  if (dtype.code == TESSERA_BFLOAT) return DType::kBFloat16;
+  return dtype.bits == 16 ? DType::kFloat16 : DType::kFloat32;
+}
+
+#define TESSERA_CHECK(expression)                      \
+  do {                                                 \
+    if (Status s_ = (expression); !s_.ok()) return s_; \
+  } while (false)
+
+class Checker {
+ public:
+  Checker(const tessera_gemm& in, Look look, CheckedGemm& out)
+      : in_(in), look_(look), out_(out), problem_(out.args.problem) {}
+
+  Status run() {
+    TESSERA_CHECK(check_presence());
+    TESSERA_CHECK(check_options());
+    TESSERA_CHECK(check_device());
+    TESSERA_CHECK(read_tensors());
+    TESSERA_CHECK(check_dims());
+    fill_views();
+    return {};
+  }
+
+ private:
+  enum Kind : std::uint8_t { kOperandA, kOperandB, kVector, kMatrix };  // which dims it must have
+  struct Slot {
+    const char* name;
+    const tessera_tensor* tessera_gemm::*given;
+    bool needed;
+    bool written;
+    bool may_be_fp32;  // beside a's type
+    Kind kind;
+    GemmView GemmArgs::*view;
+  };
+  static const std::array<Slot, 9> kSlots;
+
+  Status check_presence() {
+    for (const Slot& slot : kSlots) {
+      if (slot.needed && in_.*slot.given == nullptr) return invalid(format("{} is null; gemm needs it", slot.name));
+    }
+    if (in_.gate != nullptr && in_.saved != nullptr)
+      return invalid("saved is given with gate; one of them is accepted");
+    if (in_.preactivation != nullptr && (in_.gate != nullptr || in_.saved != nullptr)) {
+      return invalid(format("preactivation is given with {}; a product without either writes it",
+                            in_.gate != nullptr ? "gate" : "saved"));
+    }
+    if ((in_.gate_bias != nullptr) != (in_.gate != nullptr && in_.bias != nullptr)) {
+      return invalid(in_.gate_bias != nullptr
+                         ? "gate_bias is given without gate and bias; it is accepted with both"
+                         : "gate_bias is null, but gate and bias are given; both products have a bias or neither");
+    }
+    problem_.bias = in_.bias != nullptr;
+    problem_.gated = in_.gate != nullptr;
+    problem_.gradient = in_.saved != nullptr;
+    problem_.preactivation = in_.preactivation != nullptr;
+    problem_.residual = in_.residual != nullptr;
+    return {};
+  }
+
+  Status check_options() {
+    if ((in_.flags & ~kKnownFlags) != 0) {
+      return invalid(
+          format("flags has unknown bits {:#x}; TESSERA_GEMM_A_TRANSPOSED and TESSERA_GEMM_B_TRANSPOSED are known",
+                 in_.flags & ~kKnownFlags));
+    }
+    problem_.a_transposed = (in_.flags & TESSERA_GEMM_A_TRANSPOSED) != 0;
+    problem_.b_transposed = (in_.flags & TESSERA_GEMM_B_TRANSPOSED) != 0;
+    switch (in_.activation) {
+      case TESSERA_ACTIVATION_NONE:
+      case TESSERA_ACTIVATION_RELU:
+      case TESSERA_ACTIVATION_SILU:
+      case TESSERA_ACTIVATION_GELU_TANH:
+      case TESSERA_ACTIVATION_GELU_ERF:
+        break;
+      default:
+        return invalid(
+            format("activation is {}; TESSERA_ACTIVATION_NONE, _RELU, _SILU, _GELU_TANH and _GELU_ERF are known",
+                   static_cast<int>(in_.activation)));
+    }
+    static_assert(TESSERA_ACTIVATION_RELU == kRelu && TESSERA_ACTIVATION_SILU == kSilu &&
+                  TESSERA_ACTIVATION_GELU_TANH == kGeluTanh && TESSERA_ACTIVATION_GELU_ERF == kGeluErf);
+    problem_.activation = static_cast<int>(in_.activation);
+    return {};
+  }
+
+  Status check_device() {
+    const tessera_device device = in_.a->device;
+    if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {
+      return invalid(
+          format("a is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU, +TESSERA_CUDA));
+    }
+    if (device.index < 0) return invalid(format("a is on device index {}; it must not be negative", device.index));
+    for (const Slot& slot : kSlots) {
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr) continue;
+      const tessera_device other = given->device;
+      if (other.type != device.type || (device.type == TESSERA_CUDA && other.index != device.index)) {
+        return invalid(format("{} is on {}, but a is on {}", slot.name, describe(other), describe(device)));
+      }
+    }
+    out_.device = device;
+    return {};
+  }
+
+  Status read_tensors() {
+    for (std::size_t i = 0; i < kSlots.size(); ++i) {
+      const Slot& slot = kSlots[i];
+      const tessera_tensor* given = in_.*slot.given;
+      if (given == nullptr) continue;
+      const int rank = slot.kind == kVector ? 1 : 2;
+      const TensorRule rule{slot.name, Element::kFloating, slot.written ? Access::kWrite : Access::kRead, rank, rank};
+      CheckedTensor& checked = checked_[i].emplace();
+      TESSERA_CHECK(check_tensor(*given, rule, look_ == Look::kEverything, checked));
+      const DType own = dtype_of(checked.dtype);
+      const DType of_a = dtype_of(checked_[0]->dtype);
+      if (own != of_a && !(slot.may_be_fp32 && own == DType::kFloat32)) {
+        return invalid(format("{} is {}, but a is {}; {}", slot.name, describe(checked.dtype),
+                              describe(checked_[0]->dtype),
+                              slot.may_be_fp32 ? "the same or fp32 is accepted" : "they must be the same"));
+      }
+    }
+    problem_.dtype = dtype_of(checked_[0]->dtype);
+    problem_.out_dtype = dtype_of(of("out")->dtype);
+    if (const auto& residual = of("residual"); residual && dtype_of(residual->dtype) != problem_.out_dtype) {
+      return invalid(format("residual is {}, but out is {}; they must be the same", describe(residual->dtype),
+                            describe(of("out")->dtype)));
+    }
+    return {};
+  }
+
+  Status check_dims() {
+    const CheckedTensor& a = *checked_[0];
+    const CheckedTensor& b = *checked_[1];
+    GemmProblem& p = problem_;
+    p.m = a.shape[p.a_transposed ? 1 : 0];
+    p.k = a.shape[p.a_transposed ? 0 : 1];
+    p.n = b.shape[p.b_transposed ? 1 : 0];
+    for (std::size_t i = 1; i < kSlots.size(); ++i) {
+      if (!checked_[i]) continue;
+      const Slot& slot = kSlots[i];
+      const CheckedTensor& t = *checked_[i];
+      const auto match = [&](int dim, std::int64_t want, const char* giver) {
+        if (t.shape[dim] == want) return Status();
+        return invalid(format("{} has {} = {} in dim {}, but {} gives {}", slot.name,
+                              slot.kind == kVector ? "length" : "size", t.shape[dim], dim, giver, want));
+      };
+      switch (slot.kind) {
+        case kOperandA:
+          break;
+        case kOperandB:
+          TESSERA_CHECK(match(p.b_transposed ? 0 : 1, p.k, "a"));
+          TESSERA_CHECK(match(p.b_transposed ? 1 : 0, p.n, "b"));
+          break;
+        case kVector:
+          TESSERA_CHECK(match(0, p.n, "b"));
+          break;
+        case kMatrix:
+          TESSERA_CHECK(match(0, p.m, "a"));
+          TESSERA_CHECK(match(1, p.n, "b"));
+          break;
+      }
+    }
+    return {};
+  }
+
+  const std::optional<CheckedTensor>& of(std::string_view name) const {
+    std::size_t i = 0;
+    while (name != kSlots[i].name) ++i;
+    return checked_[i];
+  }
+
+  // Strides that do not matter are 0 by now.
+  static bool is_aligned(const CheckedTensor& t) {
+    const std::int64_t bytes = t.dtype.bits / 8;
+    const bool rows = t.rank < 2 || t.strides[0] * bytes % 16 == 0;
+    return rows && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+  }
+  static bool allows_tensor_map(const CheckedTensor& t) {
+    constexpr std::int64_t kEnd = std::int64_t{1} << 36;  // elements of a row; eight rows are below 2^40 bytes
+    return t.shape[0] <= 1 || t.shape[1] == 0 || (t.strides[0] > 0 && t.strides[0] < kEnd);
+  }
+
+  void fill_views() {
+    GemmProblem& p = problem_;
+    const bool on_gpu = out_.device.type == TESSERA_CUDA;
+    for (std::size_t i = 0; i < kSlots.size(); ++i) {
+      if (!checked_[i]) continue;
+      const Slot& slot = kSlots[i];
+      const CheckedTensor& t = *checked_[i];
+      out_.args.*slot.view = {t.data, slot.kind == kVector ? 0 : t.strides[0]};
+      if (!on_gpu) continue;
+      const bool is_out = slot.view == &GemmArgs::out;
+      bool& aligned = slot.kind == kOperandA   ? p.a_aligned
+                      : slot.kind == kOperandB ? p.b_aligned
+                      : is_out                 ? p.out_aligned
+                                               : p.epilogue_aligned;
+      aligned &= is_aligned(t);
+      if (slot.kind != kVector) p.tensor_maps &= allows_tensor_map(t);
+    }
+  }
+
+  const tessera_gemm& in_;
+  const Look look_;
+  CheckedGemm& out_;
+  GemmProblem& problem_;
+  std::array<std::optional<CheckedTensor>, 9> checked_;
+};
+
+constexpr std::array<Checker::Slot, 9> Checker::kSlots = {{
+    {"a", &tessera_gemm::a, true, false, false, kOperandA, &GemmArgs::a},
+    {"b", &tessera_gemm::b, true, false, false, kOperandB, &GemmArgs::b},
+    {"out", &tessera_gemm::out, true, true, true, kMatrix, &GemmArgs::out},
+    {"bias", &tessera_gemm::bias, false, false, false, kVector, &GemmArgs::bias},
+    {"gate", &tessera_gemm::gate, false, false, false, kOperandB, &GemmArgs::gate},
+    {"gate_bias", &tessera_gemm::gate_bias, false, false, false, kVector, &GemmArgs::gate_bias},
+    {"saved", &tessera_gemm::saved, false, false, false, kMatrix, &GemmArgs::saved},
+    {"preactivation", &tessera_gemm::preactivation, false, true, false, kMatrix, &GemmArgs::preactivation},
+    {"residual", &tessera_gemm::residual, false, false, true, kMatrix, &GemmArgs::residual},
+}};
+
+Status check_into(tessera_gemm_op op, const tessera_gemm* args, Look look, CheckedGemm& out) {
+  if (op != TESSERA_GEMM_DENSE) return invalid(format("op is {}; TESSERA_GEMM_DENSE is known", static_cast<int>(op)));
+  if (args == nullptr) return invalid("args is null");
+  if (args->struct_size == sizeof(tessera_gemm)) return Checker(*args, look, out).run();
+  tessera_gemm known = TESSERA_GEMM_INIT;
+  TESSERA_CHECK(read_arguments(args, offsetof(tessera_gemm, bias), "TESSERA_GEMM_INIT", known));
+  return Checker(known, look, out).run();
+}
+
+#undef TESSERA_CHECK
+
+}  // namespace
+
+Result<CheckedGemm> check(tessera_gemm_op op, const tessera_gemm* args, Look look) {
+  Result<CheckedGemm> checked(std::in_place);
+  if (Status s = check_into(op, args, look, *checked); !s.ok()) checked = std::move(s);
+  return checked;
+}
+
+}  // namespace tessera::gemm

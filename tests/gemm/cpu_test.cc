@@ -1,0 +1,65 @@
+// Every GEMM case on the CPU, against the oracle; and the oracle against values done by hand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "verify/check.h"
+#include "verify/device.h"
+#include "verify/family.h"
+#include "verify/gemm/cases.h"
+
+namespace tessera::verify::gemm {
+namespace {
+
+void expect_all_pass(const char* name, int repeat) {
+  auto device = open_device("cpu");
+  ASSERT_TRUE(device.ok());
+  for (const Case& c : suite(name)) {
+    // Half a minute of the oracle's time; the program's `verify` runs them.
+    if (c.sample > 0) continue;
+    const Report report = check(*gemm_case(c), **device, repeat, 0);
+    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
+  }
+}
+
+TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }
+TEST(Cpu, every_hostile_case_passes) { expect_all_pass("hostile", 1); }
+TEST(Cpu, every_full_case_passes) { expect_all_pass("full", 1); }
+
+TEST(Oracle, a_product_done_by_hand) {
+  Inputs in;
+  GemmProblem& p = in.problem;
+  p.m = 2, p.n = 1, p.k = 2;
+  in.a = HostTensor(1, 1, 2, 2);
+  in.a.data = {1, 2, 3, 4};
+  in.b = HostTensor(1, 1, 1, 2);
+  in.b.data = {5, -1};
+  EXPECT_EQ(product(in, {0, 1}).out.data, (std::vector<double>{3, 11}));
+  EXPECT_EQ(product(in, {1}).out.data, (std::vector<double>{11}));
+  p.a_transposed = true;
+  EXPECT_EQ(product(in, {0, 1}).out.data, (std::vector<double>{2, 6}));
+  p.bias = p.residual = true;
+  in.bias = HostTensor(1, 1, 1, 1);
+  in.bias.data = {-4};
+  in.residual = HostTensor(1, 1, 2, 1);
+  in.residual.data = {10, 20};
+  p.activation = kRelu;
+  EXPECT_EQ(product(in, {0, 1}).out.data, (std::vector<double>{10, 22}));
+}
+
+// The derivative is the limit of differences, and the functions have their known values.
+TEST(Oracle, activations_and_their_derivatives) {
+  EXPECT_NEAR(activated(kSilu, 1), 1 / (1 + std::exp(-1.0)), 1e-15);
+  EXPECT_NEAR(activated(kGeluErf, 1), 0.8413447460685429, 1e-12);
+  EXPECT_NEAR(activated(kGeluTanh, 1), 0.8411919906082768, 1e-12);
+  for (const int f : {kIdentity, kRelu, kSilu, kGeluTanh, kGeluErf}) {
+    for (const double x : {-40.0, -3.1, -0.4, 0.7, 2.2, 40.0}) {
+      constexpr double kStep = 1e-5;
+      const double slope = (activated(f, x + kStep) - activated(f, x - kStep)) / (2 * kStep);
+      EXPECT_NEAR(derivative(f, x), slope, 1e-8) << activation_name(f) << " at " << x;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::verify::gemm

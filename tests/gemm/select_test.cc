@@ -1,0 +1,139 @@
+// Which kernel serves a product, and how rows that TMA cannot address are dealt with.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+
+#include "engine/select.h"
+#include "gemm/dense_sm90_config.h"
+#include "gemm/family.h"
+#include "gemm/tiles.h"
+
+namespace tessera::gemm {
+namespace {
+
+engine::Device gpu(const char* arch) { return *engine::cuda_device(arch); }
+
+GemmProblem product_of(std::int64_t m, std::int64_t n, std::int64_t k) {
+  GemmProblem p;
+  p.dtype = p.out_dtype = DType::kBFloat16;
+  p.m = m, p.n = n, p.k = k;
+  return p;
+}
+
+engine::Explanation explain(const GemmProblem& p, const engine::Device& device) {
+  return engine::explain<GemmFamily>(p, device, engine::select<GemmFamily>(p, device));
+}
+
+TEST(Choice, hopper_has_its_own_kernel_and_older_gpus_the_portable_one) {
+  const GemmProblem p = product_of(4096, 4096, 4096);
+  EXPECT_EQ(explain(p, gpu("sm_90a")).options.front().kernel, "gemm_dense_sm90");
+  EXPECT_EQ(explain(p, gpu("sm_80")).options.front().kernel, "gemm_dense");
+  EXPECT_EQ(explain(p, engine::cpu_device(2)).options.front().kernel, "cpu_gemm");
+}
+
+TEST(Choice, bf16_is_refused_where_there_is_none) {
+  const auto e = explain(product_of(64, 64, 64), gpu("sm_75"));
+  EXPECT_TRUE(e.options.empty());
+  EXPECT_EQ(e.refusals.front().reason, "bf16 needs sm_80 or newer");
+}
+
+// Rows of A that start anywhere are shifted after they are loaded; a weight is copied.
+TEST(Choice, explain_says_how_unaligned_rows_are_loaded) {
+  GemmProblem p = product_of(36096, 512, 1365);
+  p.a_aligned = p.b_aligned = false;
+  const auto down = explain(p, gpu("sm_90a")).options.front();
+  EXPECT_EQ(down.kernel, "gemm_dense_sm90");
+  EXPECT_NE(down.why.find("shifted after they are loaded"), std::string::npos) << down.why;
+  EXPECT_NE(down.why.find("b is copied"), std::string::npos) << down.why;
+  // The terms of a weight's gradient may be in any order, so nothing is copied.
+  p = product_of(1365, 512, 36096);
+  p.a_transposed = p.b_transposed = true;
+  p.a_aligned = false;
+  const auto gradient = explain(p, gpu("sm_90a")).options.front();
+  EXPECT_NE(gradient.why.find("shifted after they are loaded"), std::string::npos) << gradient.why;
+  EXPECT_EQ(gradient.why.find("copied"), std::string::npos) << gradient.why;
+  EXPECT_NE(gradient.why.find("parts"), std::string::npos) << gradient.why;
+}
+
+TEST(Choice, every_offer_has_a_recipe_with_the_workspace_that_it_names) {
+  for (const char* arch : {"sm_75", "sm_80", "sm_90a"}) {
+    const engine::Device device = gpu(arch);
+    for (const auto& [m, n, k] :
+         {std::array<std::int64_t, 3>{1, 1, 1}, {7, 1365, 64}, {36096, 1365, 512}, {64, 64, 9999}}) {
+      for (const int variant : {0, 1, 2, 3, 4}) {
+        GemmProblem p = product_of(m, n, k);
+        p.dtype = p.out_dtype = DType::kFloat16;
+        p.a_transposed = variant % 2 == 1;
+        p.b_transposed = variant >= 2;
+        p.gated = variant == 4;
+        p.residual = variant == 3;
+        p.a_aligned = p.b_aligned = p.out_aligned = p.epilogue_aligned = variant < 2;
+        for (const Implementation& one : GemmFamily::implementations()) {
+          if (one.refuses(p, device)) continue;
+          const auto offers = one.offers(p, device);
+          EXPECT_FALSE(offers.empty());
+          for (const engine::Offer& offer : offers) {
+            const auto recipe = one.recipe(p, device, offer.config);
+            ASSERT_TRUE(recipe) << one.name << " " << text_of(offer.config);
+            EXPECT_EQ(recipe->workspace, offer.workspace);
+            EXPECT_TRUE(GemmFamily::covers(recipe->problem, p));
+          }
+        }
+      }
+    }
+  }
+}
+
+// What TMA stores at a time is 128 bytes wide; beyond the end of a narrower tile it would overwrite its neighbour.
+TEST(Choice, tiles_narrower_than_a_box_are_alone_in_their_rows) {
+  const engine::Device device = gpu("sm_90a");
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  for (std::int64_t n = 1; n < 900; n += n < 300 ? 1 : 7) {
+    for (const int variant : {0, 1, 2, 3}) {
+      GemmProblem p = product_of(500, n, 64);
+      p.gated = variant % 2 == 1;
+      p.b_transposed = variant >= 2;
+      for (const engine::Config& config : sm90->searches(p, device)) {
+        const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+        ASSERT_TRUE(main);
+        const int columns = gemm_sm90::out_columns(*main);
+        EXPECT_TRUE(columns >= n || columns >= 64) << n << " columns: " << text_of(config);
+      }
+    }
+  }
+}
+
+TEST(Plans, cover_aligned_tensors_if_made_for_unaligned_ones_and_not_the_reverse) {
+  GemmProblem unaligned = product_of(64, 64, 64);
+  const GemmProblem aligned = unaligned;
+  unaligned.a_aligned = false;
+  EXPECT_TRUE(GemmFamily::covers(unaligned, aligned));
+  EXPECT_FALSE(GemmFamily::covers(aligned, unaligned));
+  EXPECT_NE(GemmFamily::difference(aligned, unaligned), "");
+}
+
+TEST(TileOrder, visits_every_tile_once_and_groups_rows) {
+  for (const auto& [rows, columns, group] : {std::array<unsigned, 3>{1, 1, 1}, {10, 3, 4}, {8, 5, 8}, {3, 7, 8}}) {
+    std::set<std::pair<unsigned, unsigned>> seen;
+    for (unsigned i = 0; i < rows * columns; ++i) {
+      const TilePosition at = tile_position({rows, columns, group}, i);
+      EXPECT_LT(at.row, rows);
+      EXPECT_LT(at.column, columns);
+      EXPECT_TRUE(seen.emplace(at.row, at.column).second);
+    }
+  }
+  EXPECT_EQ(tile_position({10, 3, 4}, 4).row, 0U);  // the second column of the first four rows
+  EXPECT_EQ(tile_position({10, 3, 4}, 4).column, 1U);
+}
+
+TEST(Gate, compiles_few_instances_of_this_family) {
+  std::size_t all = 0;
+  for (const char* arch : {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"}) {
+    all += engine::gate_instances<GemmFamily>(gpu(arch)).size();
+  }
+  EXPECT_LE(all, 60U);
+}
+
+}  // namespace
+}  // namespace tessera::gemm

@@ -1,0 +1,432 @@
+"""tessera.decode: attention against a KV cache, with keys appended and rotary embedding."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from reference import assert_accurate, attention as reference, tensors
+from torch.library import opcheck
+
+import tessera
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def int32(values, device):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def rotated(x, cos, sin, positions, interleaved):
+    """x: [S, H, D], its first columns rotated by the angles of these positions."""
+    half = cos.shape[1]
+    c, s = (t[positions][:, None].to(x.dtype) for t in (cos, sin))
+    x, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    new_a, new_b = a * c - b * s, a * s + b * c
+    turned = torch.stack((new_a, new_b), -1).flatten(-2) if interleaved else torch.cat((new_a, new_b), -1)
+    return torch.cat((turned, rest), -1)
+
+
+@dataclasses.dataclass
+class Case:
+    """A problem with all its tensors; lengths are those before the append."""
+
+    lengths: list
+    device: str
+    dtype: torch.dtype
+    capacity: int = 48
+    rows: int = 2
+    new: int = 0
+    heads: tuple = (4, 2)
+    dims: tuple = (64, 64)
+    page: int = 0
+    rotary: int = 0
+    interleaved: bool = False
+    rotary_lengths: list = None
+    batch_idx: list = None
+    leftpad: list = None
+    causal: bool = True
+    window: tuple = (-1, -1)
+    softcap: float = 0.0
+    alibi: bool = False
+
+    def __post_init__(self):
+        batch, (hq, hkv), (d, dv) = len(self.lengths), self.heads, self.dims
+        made = dict(device=self.device, dtype=self.dtype)
+        cache_rows = batch if self.batch_idx is None else max(self.batch_idx) + 2
+        self.q, self.k, self.v = tensors(
+            (batch, self.rows, hq, d), (cache_rows, self.capacity, hkv, d), (cache_rows, self.capacity, hkv, dv), **made
+        )
+        self.table = None
+        if self.page:
+            per = self.capacity // self.page
+            self.table = torch.randperm(batch * per + 3)[: batch * per].view(batch, per).int().to(self.device)
+            self.k, self.v = tensors(
+                (batch * per + 3, self.page, hkv, d), (batch * per + 3, self.page, hkv, dv), **made
+            )
+        self.k_new = self.v_new = self.cos = self.sin = None
+        if self.new:
+            self.k_new, self.v_new = tensors((batch, self.new, hkv, d), (batch, self.new, hkv, dv), **made)
+        if self.rotary:
+            angles = torch.rand(self.capacity + 20, self.rotary // 2) * 6.28
+            self.cos, self.sin = (t.to(self.device, self.dtype) for t in (angles.cos(), angles.sin()))
+        self.slopes = torch.rand(hq, device=self.device) if self.alibi else None
+
+    def options(self):
+        return dict(
+            cache_seqlens=int32(self.lengths, self.device), page_table=self.table, k_new=self.k_new, v_new=self.v_new,
+            rotary_cos=self.cos, rotary_sin=self.sin, rotary_interleaved=self.interleaved,
+            rotary_seqlens=None if self.rotary_lengths is None else int32(self.rotary_lengths, self.device),
+            cache_batch_idx=None if self.batch_idx is None else int32(self.batch_idx, self.device),
+            leftpad_k=None if self.leftpad is None else int32(self.leftpad, self.device),
+            causal=self.causal, window=self.window, softcap=self.softcap, alibi=self.slopes,
+        )  # fmt: skip
+
+    def run(self, **more):
+        return tessera.decode(self.q, self.k, self.v, **self.options(), **more, return_lse=True)
+
+    def held(self, caches, b):
+        """A sequence's part of the caches, [capacity, Hkv, D] each."""
+        if self.table is not None:
+            return [cache[self.table[b].long()].flatten(0, 1) for cache in caches]
+        return [cache[b if self.batch_idx is None else self.batch_idx[b]] for cache in caches]
+
+    def expected(self, b, dtype, caches):
+        """out, lse, and the keys and values in use after the append."""
+        n = self.lengths[b]
+        q, (k, v) = self.q[b].to(dtype), (t[:n].to(dtype) for t in self.held(caches, b))
+        if self.new:
+            k_new, v_new = self.k_new[b].to(dtype), self.v_new[b].to(dtype)
+            if self.rotary:
+                first = n if self.rotary_lengths is None else self.rotary_lengths[b]
+                at = first + torch.arange(self.new, device=self.device)
+                k_new = rotated(k_new, self.cos, self.sin, at, self.interleaved)
+                moves = self.causal or self.window != (-1, -1)
+                at = first + torch.arange(self.rows, device=self.device) * moves
+                q = rotated(q, self.cos, self.sin, at, self.interleaved)
+            k, v = torch.cat((k, k_new)), torch.cat((v, v_new))
+        skip = 0 if self.leftpad is None else min(self.leftpad[b], k.shape[0])
+        out, lse = reference(
+            q[None], k[None, skip:], v[None, skip:], causal=self.causal, alignment="bottom_right", window=self.window,
+            softcap=self.softcap, alibi=self.slopes,
+        )  # fmt: skip
+        return out[0], lse[0], k, v
+
+
+def check(case):
+    before = case.k.clone(), case.v.clone()
+    out, lse = case.run()
+    for b, length in enumerate(case.lengths):
+        exact, exact_lse, *exact_kv = case.expected(b, torch.float64, before)
+        plain, plain_lse, *plain_kv = case.expected(b, case.dtype, before)
+        assert_accurate(out[b], exact, plain, f"out[{b}]")
+        assert_accurate(lse[b], exact_lse, plain_lse, f"lse[{b}]")
+        end = length + case.new
+        for name, new, old, want, rough in zip(
+            ("k", "v"), case.held((case.k, case.v), b), case.held(before, b), exact_kv, plain_kv
+        ):
+            assert torch.equal(new[:length], old[:length]) and torch.equal(new[end:], old[end:]), f"{name}[{b}]"
+            if case.rotary and name == "k":
+                assert_accurate(new[length:end], want[length:], rough[length:], f"new {name}[{b}]")
+            else:
+                assert torch.equal(new[length:end], rough[length:]), f"new {name}[{b}]"
+
+
+MASKS = {
+    "causal": {},
+    "all": dict(causal=False),
+    "window": dict(window=(9, 0)),
+    "band": dict(causal=False, window=(9, 1)),
+    "softcap": dict(softcap=3.0),
+    "alibi": dict(alibi=True),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("page", [0, 1, 16])
+@pytest.mark.parametrize("new", [0, 1, 3])
+def test_matches_the_definition(device, dtype, mask, page, new):
+    lengths = [45 if new else 48, 16, 1, 0 if new else 2]
+    check(Case(lengths, device, dtype, page=page, new=new, **MASKS[mask]))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary", [64, 32])
+@pytest.mark.parametrize("mask", ["causal", "all", "window"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_rotary_embedding(device, dtype, interleaved, rotary, mask, elsewhere):
+    check(
+        Case(
+            [15, 0, 40], device, dtype, new=2, rotary=rotary, interleaved=interleaved, page=16 if elsewhere else 0,
+            rotary_lengths=[3, 50, 0] if elsewhere else None, **MASKS[mask],
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("new", [0, 2])
+@pytest.mark.parametrize("page", [0, 8])
+def test_left_padding(device, dtype, new, page):
+    check(Case([20, 40, 7, 5], device, dtype, new=new, page=page, leftpad=[0, 33, 6, 30]))
+
+
+@pytest.mark.parametrize("new", [0, 2])
+def test_rows_of_the_cache(device, dtype, new):
+    check(Case([20, 40, 7], device, dtype, new=new, batch_idx=[4, 0, 2], leftpad=[0, 3, 0]))
+
+
+@pytest.mark.parametrize("dims", [(80, 80), (128, 64), (24, 40), (256, 256)])
+def test_head_dims(device, dtype, dims):
+    check(Case([33, 5], device, dtype, new=1, rows=1, heads=(6, 2), dims=dims))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 40])
+@pytest.mark.parametrize("heads", [(8, 1), (3, 3), (12, 4)])
+def test_queries_and_heads(device, dtype, rows, heads):
+    check(Case([33, 5, 48], device, dtype, rows=rows, heads=heads))
+
+
+def test_half_types(device):
+    for dtype, page in itertools.product((torch.float16, torch.bfloat16), (0, 16)):
+        check(Case([700, 5, 1023], device, dtype, capacity=1024, new=1, rows=1, page=page, rotary=64))
+
+
+def test_a_strided_cache(device, dtype):
+    """[B, H, S, D], as Hugging Face has it."""
+    case = Case([33, 5], device, dtype, new=1)
+    case.k, case.v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (case.k, case.v))
+    check(case)
+
+
+def test_no_lengths_mean_the_whole_cache(device, dtype):
+    case = Case([48, 48], device, dtype)
+    out = tessera.decode(case.q, case.k, case.v)
+    for b in range(2):
+        exact, *_ = case.expected(b, torch.float64, (case.k, case.v))
+        plain, *_ = case.expected(b, dtype, (case.k, case.v))
+        assert_accurate(out[b], exact, plain, f"out[{b}]")
+
+
+def test_unused_keys_do_not_matter(device, dtype):
+    case = Case([33, 0, 17], device, dtype, page=8)
+    want, _ = case.run()
+    used = torch.cat([case.table[b, : -(-n // 8)] for b, n in enumerate(case.lengths)])
+    for cache in (case.k, case.v):
+        kept = cache[used.long()].clone()
+        cache.fill_(float("nan"))
+        cache[used.long()] = kept
+        for b, n in enumerate(case.lengths):
+            if n % 8:
+                cache[case.table[b, n // 8].long(), n % 8 :] = float("nan")
+    got, _ = case.run()
+    assert torch.equal(got, want)
+
+
+def test_tokens_one_by_one_equal_a_prefill(device, dtype):
+    length, heads = 40, (4, 2)
+    q, k, v = tensors((2, length, 4, 64), (2, length, 2, 64), (2, length, 2, 64), device=device, dtype=dtype)
+    table = torch.randperm(10).view(2, 5).int().to(device)
+    k_cache, v_cache = tensors((10, 8, heads[1], 64), (10, 8, heads[1], 64), device=device, dtype=dtype)
+    out = [
+        tessera.decode(
+            q[:, i : i + 1], k_cache, v_cache, cache_seqlens=int32([i, i], device), page_table=table,
+            k_new=k[:, i : i + 1], v_new=v[:, i : i + 1],
+        )
+        for i in range(length)
+    ]  # fmt: skip
+    exact, _ = reference(q.double(), k.double(), v.double(), causal=True)
+    plain, _ = reference(q, k, v, causal=True)
+    assert_accurate(torch.cat(out, 1), exact, plain, "out")
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_batch_invariant_results_do_not_depend_on_the_batch(device, dtype, page):
+    case = Case([2000, 5, 1033, 1500], device, dtype, capacity=2048, rows=1, page=page)
+    out, lse = case.run(batch_invariant=True)
+    for b, n in enumerate(case.lengths):
+        rows = slice(b, b + 1)
+        caches = (case.k, case.v) if page else (case.k[rows], case.v[rows])
+        alone, alone_lse = tessera.decode(
+            case.q[rows], *caches, cache_seqlens=int32([n], device), batch_invariant=True, return_lse=True,
+            page_table=case.table[rows] if page else None,
+        )  # fmt: skip
+        assert torch.equal(alone[0], out[b]) and torch.equal(alone_lse[0], lse[b])
+
+
+# ---- Refusals ----
+
+
+REFUSED = {
+    "a full cache": dict(lengths=[5, 48], new=1),
+    "too long": dict(lengths=[5, 49]),
+    "negative": dict(lengths=[5, -1]),
+    "no such row": dict(lengths=[5, 7], batch_idx=[0, 1]),
+    "no such position": dict(lengths=[5, 7], new=1, rotary=16, rotary_lengths=[0, 1000]),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused(device, dtype, what):
+    """On the CPU by an error; on a GPU on the device, for that sequence alone, and later calls are not affected."""
+    case = Case(device=device, dtype=dtype, **REFUSED[what])
+    if what == "no such row":
+        case.batch_idx = [0, 9]
+    before = case.k.clone(), case.v.clone()
+    status = int32([7, 7], device)
+    if device == "cpu":
+        with pytest.raises(tessera.Error, match=r"\[1\] is"):
+            case.run(status=status)
+        assert torch.equal(case.k, before[0]) and torch.equal(case.v, before[1])
+        return
+    out, lse = case.run(status=status)
+    assert status.tolist() == [0, 1]
+    assert (out[1] == 0).all() and (lse[1] == -torch.inf).all()
+    exact, _, _, _ = case.expected(0, torch.float64, before)
+    plain, _, _, _ = case.expected(0, case.dtype, before)
+    assert_accurate(out[0], exact, plain, "out")
+    for new, old in zip((case.k, case.v), before):
+        assert torch.equal(new[1:], old[1:])
+    torch.cuda.synchronize()
+    check(Case([5, 7], device, dtype, new=1))
+
+
+def test_status_of_what_fits_is_zero(device, dtype):
+    for new in (0, 1):
+        status = int32([7, 7], device)
+        Case([5, 7], device, dtype, new=new).run(status=status)
+        assert status.tolist() == [0, 0]
+
+
+def test_invalid_arguments_are_named():
+    case = Case([5, 7], "cpu", torch.float32, new=1, rotary=16)
+    for change, message in (
+        (dict(v_new=None), "v_new is null"),
+        (dict(rotary_sin=None), "rotary_sin is null"),
+        (dict(cache_seqlens=None), "cache_seqlens is null"),
+        (dict(k_new=None, v_new=None), "k_new is null"),
+        (dict(k_new=case.k_new[:, :0], v_new=case.v_new[:, :0]), "k_new has length 0"),
+        (dict(cache_batch_idx=int32([0], "cpu")), "cache_batch_idx has entries = 1"),
+        (dict(rotary_cos=torch.ones(50, 40), rotary_sin=torch.ones(50, 40)), "rotary_cos has 40"),
+        (dict(batch_invariant=torch.tensor(True)), "batch_invariant is a torch.Tensor"),
+        (dict(window=3), "window is 3"),
+    ):
+        with pytest.raises(tessera.Error, match=message):
+            tessera.decode(case.q, case.k, case.v, **case.options() | change)
+
+
+def test_gradients_are_refused(device, dtype):
+    case = Case([5, 7], device, dtype, new=1)
+    for name in ("q", "k", "v", "k_new"):
+        before = case.k.detach().clone()
+        tensor = getattr(case, name).requires_grad_()
+        with pytest.raises(tessera.Error, match="no gradient"):
+            case.run()
+        with torch.no_grad():
+            case.run()
+        tensor.requires_grad_(False)
+        case.k.copy_(before)
+        setattr(case, name, tensor.detach())
+
+
+def test_explain_says_what_is_appended():
+    case = Case([5, 7], "cpu", torch.bfloat16, new=2, rotary=16, interleaved=True)
+    answer = tessera.explain(case.q, case.k, case.v, op="decode", **case.options(), batch_invariant=True)
+    assert "appends 2" in answer and "rotary 16 interleaved" in answer and "batch_invariant" in answer
+    answer = tessera.explain(case.q, case.k, case.v, op="decode", **case.options(), format="json")
+    assert answer["fields"]["seq_new"] == 2 and answer["chosen"] is not None
+
+
+# ---- The operators ----
+
+
+def arguments(case):
+    options = case.options()
+    tensors = (case.q, case.k, case.v, case.slopes, options["cache_seqlens"], case.table)
+    return tensors + (options["cache_batch_idx"], options["leftpad_k"])
+
+
+PLAIN = (0.0, 0.0, 1, 2, -1, -1, 0, 0)
+
+
+def test_the_operators_pass_opcheck(device, dtype):
+    case = Case([24, 9], device, dtype, leftpad=[0, 2])
+    opcheck(torch.ops.tessera.decode.default, (*arguments(case), *PLAIN))
+    case = Case([24, 9], device, dtype, new=2, rotary=32, leftpad=[0, 2])
+    status = int32([0, 0], device)
+    appended = (case.k_new, case.v_new, case.cos, case.sin, None, status)
+    opcheck(torch.ops.tessera.decode_append.default, (*arguments(case), *appended, *PLAIN))
+    opcheck(torch.ops.tessera.decode_append.default, (*arguments(case), *(None,) * 5, status, *PLAIN))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_appends_compile_into_one_graph(device, dtype, backend):
+    torch.compiler.reset()
+
+    def step(q, k, v, k_new, v_new, cos, sin, lengths, status):
+        out = tessera.decode(
+            q * 2, k, v, k_new=k_new.sin(), v_new=v_new, rotary_cos=cos, rotary_sin=sin, cache_seqlens=lengths,
+            status=status,
+        )  # fmt: skip
+        lengths += 1
+        return out.relu(), k.sum()
+
+    case = Case([24, 9], device, dtype, new=1, rotary=32)
+    results = []
+    for compiled in (False, True):
+        run = torch.compile(step, fullgraph=True, backend=backend) if compiled else step
+        caches = case.k.clone(), case.v.clone()
+        lengths, status = int32([24, 9], device), int32([7, 7], device)
+        made = []
+        for _ in range(3):
+            made += run(case.q, *caches, case.k_new, case.v_new, case.cos, case.sin, lengths, status)
+        results.append((*made, *caches, lengths, status))
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+    assert results[1][-1].tolist() == [0, 0] and results[1][-2].tolist() == [27, 12]
+
+
+def test_appends_refuse_vmap_and_tangents(device, dtype):
+    case = Case([5, 7], device, dtype, new=1)
+    call = lambda q: tessera.decode(q, case.k, case.v, **case.options())  # noqa: E731
+    with pytest.raises(tessera.Error, match="no vmap rule"):
+        torch.vmap(call)(torch.stack((case.q, case.q)))
+    with pytest.raises(tessera.Error, match="forward-mode AD"):
+        torch.func.jvp(call, (case.q,), (torch.ones_like(case.q),))
+
+
+@cuda
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_graph_captured_at_length_1_replays_with_appends(page):
+    length, dtype = 1200, torch.bfloat16
+    q, k, v = tensors((2, length, 8, 64), (2, length, 2, 64), (2, length, 2, 64), device="cuda", dtype=dtype)
+    shape = (2, 1216, 2, 64) if not page else (2 * 1216 // page, page, 2, 64)
+    table = torch.randperm(shape[0]).view(2, -1).int().cuda() if page else None
+    caches = tensors(shape, shape, device="cuda", dtype=dtype)
+    lengths = int32([0, 0], "cuda")
+    rows = [t[:, :1].clone() for t in (q, k, v)]
+
+    def step():
+        out = tessera.decode(
+            rows[0], *caches, k_new=rows[1], v_new=rows[2], cache_seqlens=lengths, page_table=table
+        )
+        lengths.add_(1)
+        return out
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    lengths.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    results = []
+    for i in range(length):
+        for row, whole in zip(rows, (q, k, v)):
+            row.copy_(whole[:, i : i + 1])
+        graph.replay()
+        results.append(out.clone())
+    exact, _ = reference(q.double(), k.double(), v.double(), causal=True)
+    plain, _ = reference(q, k, v, causal=True)
+    assert_accurate(torch.cat(results, 1), exact, plain, "out")

@@ -1,0 +1,184 @@
+// Decode's part of the suites.
+#include <limits>
+
+#include "verify/attention/make_case.h"
+
+namespace tessera::cases {
+namespace {
+
+// The cache as it is, contiguous and paged.
+void add_decode(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv,
+                std::int64_t d) {
+  const auto n = static_cast<std::int32_t>(capacity);
+  const Shape one{3, 1, capacity, hq, hkv, d, d};
+  const Shape few{3, 4, capacity, hq, hkv, d, d};
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, shape, changes));
+  };
+  add(one, {});
+  add(one, {no_lse(), cache_lengths({n, 1, n / 2 + 1})});
+  add(one, {cache_lengths({n - 1, 0, 7})});
+  add(few, {causal(), cache_lengths({n, 5, n / 3})});
+  add(few, {causal(), cache_lengths({n - 3, 2, 4})});  // fewer keys than queries: rows that see nothing
+  add(one, {window(11, 0), cache_lengths({n, 9, n / 2})});
+  add(one, {softcap(2), alibi(), cache_lengths({n, 9, n / 2})});
+  add(one, {layout(Layout::kHeadsMajor), cache_lengths({n, 3, n - 2})});
+  add({3, 1, capacity, hq, hkv, d, d == 256 ? 128 : d + 8}, {cache_lengths({n, 3, n - 2}), layout(Layout::kPadded)});
+  add(one, {paged(16), cache_lengths({n, 16, 17})});
+  add(few, {paged(8), causal(), cache_lengths({n, 1, 33})});
+  add(one, {paged(1), cache_lengths({13, 0, 30})});
+  add(one, {paged(64), cache_lengths({n, 63, 2}), layout(Layout::kPadded)});
+}
+
+// Appended keys, rotary embedding, rows of the cache and left padding: each alone and with what it meets. D = 64.
+void add_append(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv) {
+  const auto n = static_cast<std::int32_t>(capacity);
+  const auto add = [&](std::int64_t sq, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, {3, sq, capacity, hq, hkv, 64, 64}, changes));
+  };
+  add(1, {append(1), cache_lengths({n - 1, 0, 63}), status()});
+  add(4, {append(4), causal(), cache_lengths({n - 4, 0, 61})});
+  add(3, {append(5), causal(), cache_lengths({n - 5, 0, 62})});
+  add(5, {append(2), causal(), cache_lengths({n - 2, 0, 13}), no_lse()});  // rows that see nothing
+  add(1, {append(1), rotary(64), cache_lengths({n - 1, 0, 63})});
+  add(1, {append(1), rotary(64, true), cache_lengths({n - 1, 0, 63})});
+  add(1, {append(1), rotary(32), cache_lengths({n - 1, 0, 63})});
+  add(1, {append(3), rotary(18, true), cache_lengths({n - 3, 0, 63})});
+  add(4, {append(4), rotary(64), cache_lengths({n - 4, 0, 63})});  // every query at one position
+  add(4, {append(4), rotary(64), causal(), cache_lengths({n - 4, 0, 63})});
+  add(4, {append(4), rotary(48, true, 200), rotary_lengths({7, 320, 0}), causal(), cache_lengths({n - 4, 0, 63})});
+  add(2, {append(3), rotary(64), window(20, 0), cache_lengths({n - 3, 0, 15})});
+  add(7, {append(1), rotary(64, true, 7), causal(), cache_lengths({n - 1, 0, 15})});
+  add(1, {cache_batch_idx({4, 1, 6}, 7), cache_lengths({n, 17, 64})});
+  add(4, {cache_batch_idx({4, 1, 6}, 7), append(4), causal(), rotary(64), cache_lengths({n - 4, 17, 64})});
+  add(1, {cache_batch_idx({2, 2, 0}, 3), cache_lengths({n, 17, 64})});  // a row that two sequences read
+  add(1, {leftpad({5, 0, 64}), cache_lengths({n, 17, 65})});
+  add(1, {leftpad({0, 31, 100})});
+  add(3, {leftpad({64, 1, 15}), append(3), causal(), window(50, 0), cache_lengths({n - 3, 0, 63})});
+  add(1, {leftpad({10, 20, 2000}), cache_lengths({10, 17, n})});  // no key is left
+  add(2, {leftpad({17, 63, 1}), append(2), rotary(64), alibi(true), cache_lengths({n - 2, 64, 1})});
+  add(4, {paged(16), append(4), causal(), cache_lengths({15, 16, 30}), rotary(64)});  // across a page's edge
+  add(1, {paged(16), append(1), cache_lengths({15, 0, n - 1}), rotary(64, true)});
+  add(3, {paged(1), append(3), causal(), cache_lengths({0, 1, 29}), status()});
+  add(4, {paged(64), append(4), causal(), cache_lengths({62, 63, 0}), leftpad({0, 62, 0})});
+  add(2, {paged(256), append(2), cache_lengths({n - 2, 254, 253})});
+  add(4, {paged(24), append(4), causal(), cache_lengths({21, 48, 0})});
+  add(4, {paged(16), append(20), causal(), cache_lengths({13, 0, 64}), layout(Layout::kPadded)});  // over whole pages
+  add(1, {append(1), softcap(2), alibi(), cache_lengths({n - 1, 9, n / 2})});
+  add(4, {append(4), causal(), rotary(64), layout(Layout::kPadded), cache_lengths({n - 4, 0, 63})});
+  add(4, {append(4), causal(), rotary(64, true), layout(Layout::kHeadsMajor), cache_lengths({n - 4, 0, 63})});
+  add(4, {append(4), causal(), rotary(64), layout(Layout::kUnaligned), cache_lengths({n - 4, 0, 63})});
+  add(16, {append(16), causal(), rotary(64), cache_lengths({0, 0, 0})});  // a whole prompt
+  add(1, {batch_invariant(), cache_lengths({n, 1, n / 2})});
+  add(4, {batch_invariant(), paged(16), append(4), causal(), rotary(64), cache_lengths({n - 4, 1, 33})});
+}
+}  // namespace
+
+void add_quick_decode(std::vector<Case>& out, DType dtype) {
+  add_decode(out, dtype, 100, 4, 2, 64);
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, shape, changes));
+  };
+  const Shape one{3, 1, 100, 4, 2, 64, 64}, few{3, 4, 100, 4, 2, 64, 64};
+  add(one, {append(1), rotary(64), cache_lengths({99, 0, 63}), status()});
+  add(few, {append(4), rotary(32, true), rotary_lengths({5, 0, 96}), causal(), cache_lengths({96, 0, 63})});
+  add(few, {append(6), rotary(64), window(30, 0), leftpad({3, 0, 40}), cache_lengths({94, 0, 63})});
+  add(few, {append(2), paged(16), causal(), softcap(2), alibi(), cache_lengths({98, 1, 15})});
+  add({3, 1, 100, 8, 1, 40, 64},
+      {append(1), rotary(40, true), cache_batch_idx({3, 0, 4}, 5), cache_lengths({9, 0, 99})});
+  add({3, 3, 100, 7, 1, 64, 40}, {append(3), paged(1), rotary(24), cache_lengths({96, 0, 63})});
+  add({3, 9, 100, 4, 4, 80, 80}, {append(9), causal(), rotary(80), layout(Layout::kPadded), cache_lengths({91, 0, 1})});
+  add(one, {batch_invariant(), leftpad({0, 9, 70}), cache_lengths({100, 10, 64})});
+  add(one, {append(1), cache_lengths({100, 50, 99}), refused()});  // the first cache is full
+}
+
+void add_full_decode(std::vector<Case>& out, DType dtype) {
+  for (std::int64_t d : {8, 16, 24, 40, 64, 72, 80, 88, 96, 112, 128, 160, 192, 256}) {
+    add_decode(out, dtype, 300, 4, 1, d);
+  }
+  add_decode(out, dtype, 1025, 8, 8, 64);
+  add_decode(out, dtype, 2048, 32, 4, 128);
+  add_append(out, dtype, 150, 8, 2);
+  if (dtype == DType::kBFloat16) add_append(out, dtype, 300, 4, 4);
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, shape, changes));
+  };
+  // Every length around the edges of tiles and pages in one batch.
+  const std::vector<std::int32_t> edges = {0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129};
+  const Shape edge{11, 1, 130, 8, 2, 64, 64};
+  add(edge, {cache_lengths(edges)});
+  add(edge, {cache_lengths(edges), append(1), rotary(64)});
+  for (std::int64_t page : {1, 12, 16, 64, 256}) {
+    add(edge, {paged(page), cache_lengths(edges)});
+    add(edge, {paged(page), cache_lengths(edges), append(1), rotary(64, true)});
+  }
+  // Long enough to be split, by several numbers of keys.
+  const Shape split{2, 1, 4096, 8, 1, 128, 128};
+  add(split, {cache_lengths({4095, 17}), append(1), rotary(128)});
+  add(split, {cache_lengths({4095, 2047}), append(1), rotary(128), paged(16), batch_invariant()});
+  add(split, {cache_lengths({4096, 2048}), leftpad({3000, 5}), batch_invariant()});
+  add({2, 4, 4096, 4, 1, 64, 64}, {cache_lengths({4092, 1023}), append(4), causal(), window(1500, 0), paged(64)});
+  if (dtype == DType::kFloat32) return;
+  // Rows of a group: queries times heads.
+  for (std::int64_t group : {1, 4, 7, 8, 16}) {
+    for (std::int64_t sq : {1, 2, 7, 16}) {
+      const auto new_keys = static_cast<std::int32_t>(sq);
+      add({2, sq, 100, 2 * group, 2, 64, 64}, {append(sq), causal(), rotary(64), cache_lengths({100 - new_keys, 31})});
+    }
+  }
+  for (std::int64_t d : {8, 24, 72, 96, 128, 160, 192, 256}) {
+    add({2, 2, 100, 4, 2, d, d}, {append(2), causal(), rotary(d), paged(16), cache_lengths({98, 15})});
+  }
+  add({2, 1, 100, 4, 2, 192, 128}, {append(1), rotary(64), cache_lengths({99, 15})});  // MLA's dims
+  add({2, 4, 100, 4, 2, 64, 128}, {append(4), causal(), rotary(64, true), paged(8), cache_lengths({96, 15})});
+  add({2, 4, 100, 4, 2, 40, 8}, {append(4), causal(), rotary(40, true), leftpad({0, 3}), cache_lengths({96, 15})});
+}
+
+void add_hostile_decode(std::vector<Case>& out, DType dtype) {
+  for (Distribution d :
+       {Distribution::kLogits120, Distribution::kLogits1e4, Distribution::kLogits1e10, Distribution::kLogitsMinus120,
+        Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
+    out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {values(d), cache_lengths({700, 129})}));
+    out.push_back(make(kDecode, dtype, {2, 2, 256, 4, 2, 64, 64}, {values(d), paged(16), cache_lengths({256, 31})}));
+  }
+  out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0})}));
+  out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0}), paged(16)}));
+  const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, shape, changes));
+  };
+  const Shape few{2, 2, 256, 4, 2, 64, 64};
+  add(few, {values(Distribution::kLogits120), append(2), causal(), rotary(64), cache_lengths({254, 31})});
+  add(few, {values(Distribution::kLogits1e4), append(2), causal(), paged(16), cache_lengths({254, 31})});
+  add(few, {values(Distribution::kHugeValues), append(2), leftpad({200, 0}), cache_lengths({254, 31})});
+  add(few, {values(Distribution::kLogits1e4), append(5), rotary(64, true), cache_lengths({250, 0})});
+  // Sequences that do not fit the cache.
+  const Shape one{3, 1, 64, 4, 2, 64, 64};
+  const std::int32_t huge = std::numeric_limits<std::int32_t>::max();
+  add(one, {append(1), cache_lengths({63, 64, 5}), refused()});
+  add(one, {append(1), cache_lengths({huge, -1, -huge - 1}), refused()});
+  add(one, {append(5), paged(16), rotary(64), cache_lengths({60, 59, 13}), refused()});
+  add(one, {append(20), paged(16), cache_lengths({64, huge, 44}), refused()});
+  add(one, {append(1), rotary(64), rotary_lengths({64, 63, -1}), cache_lengths({0, 5, 5}), refused()});
+  add(one, {append(1), rotary(64), rotary_lengths({huge, 0, 1}), cache_lengths({0, 5, 5}), refused()});
+  add(one, {append(1), cache_batch_idx({7, 2, -1}, 7), cache_lengths({3, 5, 5}), refused()});
+  add(one, {cache_batch_idx({huge, 2, 0}, 7), cache_lengths({3, 65, 5}), refused()});
+  add(one, {leftpad({-1, 0, 3}), cache_lengths({64, 64, 64}), refused()});
+  add(one, {append(1), paged(16), bad_page(1), cache_lengths({3, 40, 5}), refused()});
+  add(one, {paged(16), cache_lengths({65, huge, 64}), refused()});
+  add(one, {cache_lengths({65, 0, -1}), refused(), [](Case& c) { c.with_status = false; }});
+}
+
+void add_sanitize_decode(std::vector<Case>& out) {
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128}, {cache_lengths({300, 17})}));
+  out.push_back(
+      make(kDecode, DType::kBFloat16, {2, 2, 100, 4, 2, 64, 64}, {paged(16), causal(), cache_lengths({100, 31})}));
+  out.push_back(
+      make(kDecode, DType::kBFloat16, {2, 3, 100, 4, 2, 64, 64},
+           {paged(16), append(3), causal(), rotary(64), leftpad({0, 20}), cache_lengths({97, 31}), status()}));
+  out.push_back(make(kDecode, DType::kFloat16, {2, 1, 300, 8, 2, 80, 80},
+                     {append(1), rotary(80, true), cache_batch_idx({3, 0}, 4), cache_lengths({299, 0})}));
+  out.push_back(
+      make(kDecode, DType::kBFloat16, {3, 1, 64, 4, 2, 64, 64}, {append(1), cache_lengths({64, 1, -1}), refused()}));
+}
+
+}  // namespace tessera::cases

@@ -1,0 +1,192 @@
+#include "verify/attention/make_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/format.h"
+
+namespace tessera::cases {
+
+std::string describe(const Case& c) {
+  const AttentionProblem& p = c.problem;
+  std::string text = format("{}/{}/b{}_sq{}_sk{}_h{}",
+                            p.op == kForward    ? "fwd"
+                            : p.op == kBackward ? "bwd"
+                                                : "dec",
+                            name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
+  if (p.heads_kv != p.heads_q) text += format(":{}", p.heads_kv);
+  text += format("_d{}", p.dim_qk);
+  if (p.dim_v != p.dim_qk) text += format(":{}", p.dim_v);
+
+  std::vector<std::string> parts;
+  const char* where = p.alignment == Alignment::kBottomRight ? "br" : "tl";
+  const bool placed = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  if (p.causal) parts.push_back(p.op == kDecode ? "causal" : format("causal_{}", where));
+  if (placed && !p.causal && p.op != kDecode && p.seq_q != p.seq_k) parts.push_back(where);
+  if (p.window_left >= 0 || p.window_right >= 0) {
+    parts.push_back(format("window{},{}", p.window_left, p.window_right));
+  }
+  if (p.softcap > 0) parts.push_back(format("softcap{}", p.softcap));
+  if (p.alibi) parts.push_back(c.slopes_per_batch ? "alibi_b" : "alibi");
+  if (std::abs(p.scale * std::sqrt(static_cast<float>(p.dim_qk)) - 1) > 1e-3F) {
+    parts.push_back(format("scale{:.3g}", p.scale));
+  }
+  if (p.varlen) parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
+  if (p.paged) parts.push_back(format("page{}", p.page_size));
+  if (!c.cache_lengths.empty()) parts.push_back(format("lens{}", join(c.cache_lengths, ",")));
+  if (p.seq_new > 0) parts.push_back(format("append{}", p.seq_new));
+  if (p.rotary_dim > 0) parts.push_back(format("rotary{}{}", p.rotary_dim, p.rotary_interleaved ? "i" : ""));
+  if (p.rotary_dim > 0 && p.rotary_rows != p.seq_k) parts.push_back(format("of{}", p.rotary_rows));
+  if (!c.rotary_lengths.empty()) parts.push_back(format("at{}", join(c.rotary_lengths, ",")));
+  if (!c.cache_batch_idx.empty()) parts.push_back(format("rows{}of{}", join(c.cache_batch_idx, ","), p.cache_rows));
+  if (!c.leftpad.empty()) parts.push_back(format("leftpad{}", join(c.leftpad, ",")));
+  if (c.bad_page >= 0) parts.push_back(format("bad_page{}", c.bad_page));
+  if (p.batch_invariant) parts.push_back("invariant");
+  if (c.with_status) parts.push_back("status");
+  if (c.refused) parts.push_back("refused");
+  if (p.with_dlse) parts.push_back("dlse");
+  if (p.op != kBackward && !p.with_lse) parts.push_back("no_lse");
+  if (p.deterministic) parts.push_back("det");
+  if (c.layout == Layout::kHeadsMajor) parts.push_back("heads_major");
+  if (c.layout == Layout::kPadded) parts.push_back("padded");
+  if (c.layout == Layout::kUnaligned) parts.push_back("unaligned");
+  if (c.distribution != Distribution::kNormal) parts.push_back(name_of(c.distribution));
+  if (c.seed != Case().seed) parts.push_back(format("seed{}", c.seed));
+  return parts.empty() ? text : text + "/" + join(parts, "+");
+}
+
+Case make(AttentionOp op, DType dtype, const Shape& s, std::initializer_list<Change> changes) {
+  Case c;
+  AttentionProblem& p = c.problem;
+  p.op = op;
+  p.dtype = dtype;
+  p.batch = s.b;
+  p.seq_q = s.sq;
+  p.seq_k = s.sk;
+  p.heads_q = s.hq;
+  p.heads_kv = s.hkv;
+  p.dim_qk = s.dqk;
+  p.dim_v = s.dv;
+  p.scale = 1.0F / std::sqrt(static_cast<float>(s.dqk));
+  p.with_lse = op != kBackward;
+  if (op == kDecode) p.alignment = Alignment::kBottomRight;
+  // fp32 sums in another order, and an exp that is good to an ulp or two, need tolerance in small cases, whose plain
+  // computation may be exact by luck. A 16-bit result needs one rounding of its own.
+  c.floor = dtype == DType::kFloat32 ? 4 : 1;
+  for (const Change& change : changes) change(c);
+  if (op == kBackward) p.with_lse = false;
+  if (op == kDecode && !p.paged && p.cache_rows == 0) p.cache_rows = p.batch;
+  if (p.rotary_dim > 0) p.rotary_rows += p.seq_k;
+  c.name = describe(c);
+  return c;
+}
+
+Change top_left() {
+  return [](Case& c) { c.problem.alignment = Alignment::kTopLeft; };
+}
+Change bottom_right() {
+  return [](Case& c) { c.problem.alignment = Alignment::kBottomRight; };
+}
+Change causal() {
+  return [](Case& c) { c.problem.causal = true; };
+}
+Change window(std::int64_t left, std::int64_t right) {
+  return [=](Case& c) {
+    c.problem.window_left = left;
+    c.problem.window_right = right;
+  };
+}
+Change softcap(float cap) {
+  return [=](Case& c) { c.problem.softcap = cap; };
+}
+Change alibi(bool per_batch) {
+  return [=](Case& c) {
+    c.problem.alibi = true;
+    c.slopes_per_batch = per_batch;
+  };
+}
+Change scale(float by) {
+  return [=](Case& c) { c.problem.scale = by; };
+}
+Change dlse() {
+  return [](Case& c) { c.problem.with_dlse = c.problem.op == kBackward; };
+}
+Change no_lse() {
+  return [](Case& c) { c.problem.with_lse = false; };
+}
+Change layout(Layout l) {
+  return [=](Case& c) { c.layout = l; };
+}
+Change deterministic() {
+  return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };
+}
+Change values(Distribution d) {
+  return [=](Case& c) { c.distribution = d; };
+}
+Change seed(std::uint64_t number) {
+  return [=](Case& c) { c.seed = number; };
+}
+Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std::int32_t>& lengths_k,
+              std::int64_t slack) {
+  return [=](Case& c) {
+    AttentionProblem& p = c.problem;
+    p.varlen = true;
+    p.batch = static_cast<std::int64_t>(lengths_q.size());
+    p.seq_q = *std::max_element(lengths_q.begin(), lengths_q.end());
+    p.seq_k = *std::max_element(lengths_k.begin(), lengths_k.end());
+    p.total_q = std::accumulate(lengths_q.begin(), lengths_q.end(), slack);
+    p.total_k = std::accumulate(lengths_k.begin(), lengths_k.end(), slack);
+    c.lengths_q = lengths_q;
+    c.lengths_k = lengths_k;
+  };
+}
+Change cache_lengths(const std::vector<std::int32_t>& lengths) {
+  return [=](Case& c) { c.cache_lengths = lengths; };
+}
+Change paged(std::int64_t page_size) {
+  return [=](Case& c) {
+    AttentionProblem& p = c.problem;
+    p.paged = true;
+    p.page_size = page_size;
+    p.max_pages_per_seq = (p.seq_k + page_size - 1) / page_size;
+    p.seq_k = p.max_pages_per_seq * page_size;
+    p.num_pages = p.batch * p.max_pages_per_seq + 2;
+  };
+}
+Change append(std::int64_t keys) {
+  return [=](Case& c) { c.problem.seq_new = keys; };
+}
+Change rotary(std::int64_t columns, bool interleaved, std::int64_t more) {
+  return [=](Case& c) {
+    c.problem.rotary_dim = columns;
+    c.problem.rotary_interleaved = interleaved;
+    c.problem.rotary_rows = more;  // make() adds the cache's, which a later change may pad to whole pages
+  };
+}
+Change rotary_lengths(const std::vector<std::int32_t>& lengths) {
+  return [=](Case& c) { c.rotary_lengths = lengths; };
+}
+Change cache_batch_idx(const std::vector<std::int32_t>& rows, std::int64_t cache_rows) {
+  return [=](Case& c) {
+    c.cache_batch_idx = rows;
+    c.problem.cache_rows = cache_rows;
+  };
+}
+Change leftpad(const std::vector<std::int32_t>& keys) {
+  return [=](Case& c) { c.leftpad = keys; };
+}
+Change batch_invariant() {
+  return [](Case& c) { c.problem.batch_invariant = c.compare_alone = true; };
+}
+Change status() {
+  return [](Case& c) { c.with_status = true; };
+}
+Change refused() {
+  return [](Case& c) { c.refused = c.with_status = true; };
+}
+Change bad_page(std::int64_t sequence) {
+  return [=](Case& c) { c.bad_page = sequence; };
+}
+
+}  // namespace tessera::cases

@@ -1,0 +1,63 @@
+// How suites write their cases: an op, a type, a shape and a list of changes.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+#include "verify/attention/cases.h"
+
+namespace tessera::cases {
+
+constexpr AttentionOp kForward = AttentionOp::kForward;
+constexpr AttentionOp kBackward = AttentionOp::kBackward;
+constexpr AttentionOp kDecode = AttentionOp::kDecode;
+
+struct Shape {
+  std::int64_t b, sq, sk, hq, hkv, dqk, dv;
+};
+
+using Change = std::function<void(Case&)>;
+
+// With its name.
+Case make(AttentionOp op, DType dtype, const Shape& s, std::initializer_list<Change> changes = {});
+std::string describe(const Case& c);
+
+Change top_left();
+Change bottom_right();
+Change causal();
+Change window(std::int64_t left, std::int64_t right);
+Change softcap(float cap);
+Change alibi(bool per_batch = false);
+Change scale(float by);
+Change dlse();
+Change no_lse();
+Change layout(Layout l);
+Change deterministic();
+Change values(Distribution d);
+Change seed(std::uint64_t number);
+// slack: rows of q and k behind the last sequence.
+Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std::int32_t>& lengths_k,
+              std::int64_t slack = 0);
+
+// Decode.
+Change cache_lengths(const std::vector<std::int32_t>& lengths);  // before an append
+Change paged(std::int64_t page_size);
+Change append(std::int64_t keys);
+// Of the first `columns`; positions are as many as the cache has, and `more`.
+Change rotary(std::int64_t columns, bool interleaved = false, std::int64_t more = 0);
+Change rotary_lengths(const std::vector<std::int32_t>& lengths);
+Change cache_batch_idx(const std::vector<std::int32_t>& rows, std::int64_t cache_rows);
+Change leftpad(const std::vector<std::int32_t>& keys);
+Change batch_invariant();
+Change status();
+Change refused();  // with status
+Change bad_page(std::int64_t sequence);
+
+// Decode's part of the suites (decode_suites.cc).
+void add_quick_decode(std::vector<Case>& out, DType dtype);
+void add_full_decode(std::vector<Case>& out, DType dtype);
+void add_hostile_decode(std::vector<Case>& out, DType dtype);
+void add_sanitize_decode(std::vector<Case>& out);
+
+}  // namespace tessera::cases

@@ -1,0 +1,115 @@
+// A GEMM case, run and judged: what verify::Case asks of a family.
+#include <algorithm>
+#include <numeric>
+
+#include "gemm/family.h"
+#include "verify/device.h"
+#include "verify/gemm/buffers.h"
+#include "verify/random.h"
+
+namespace tessera::verify::gemm {
+namespace {
+
+// All rows, or `count` of them: the first, the last, and others at random.
+std::vector<std::int64_t> rows_of(const Case& c) {
+  const std::int64_t m = c.problem.m;
+  std::vector<std::int64_t> rows;
+  if (c.sample == 0 || c.sample >= m) {
+    rows.resize(static_cast<std::size_t>(m));
+    std::iota(rows.begin(), rows.end(), 0);
+    return rows;
+  }
+  const RandomStream random(c.seed, 7);
+  rows = {0, m - 1};
+  for (std::int64_t i = 2; i < c.sample; ++i) {
+    rows.push_back(static_cast<std::int64_t>(random.bits(i) % static_cast<std::uint64_t>(m)));
+  }
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  return rows;
+}
+
+class ProductTrial final : public Trial {
+ public:
+  explicit ProductTrial(const Case& c) : case_(c), inputs_(make_inputs(c)), rows_(rows_of(c)) {}
+
+  Result<std::unique_ptr<Call>> call(Device&, int) override {
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
+  }
+  void expect(int threads) override {
+    if (done_) return;
+    exact_ = product(inputs_, rows_, threads);
+    plain_ = plain_product(inputs_, rows_, threads);
+    done_ = true;
+  }
+  void judge(const Call& call, int threads, Judgement& judgement) override {
+    expect(threads);
+    const Outputs got = static_cast<const Buffers&>(call).results(rows_);
+    const GemmProblem& p = case_.problem;
+    judgement.add("out", verify::judge(got.out, exact_.out, plain_.out, p.out_dtype, case_.floor));
+    if (p.preactivation) {
+      judgement.add("preactivation",
+                    verify::judge(got.preactivation, exact_.preactivation, plain_.preactivation, p.dtype, case_.floor));
+    }
+  }
+
+ private:
+  Case case_;
+  Inputs inputs_;
+  std::vector<std::int64_t> rows_;
+  Outputs exact_, plain_;
+  bool done_ = false;
+};
+
+class GemmCase final : public CaseOf<GemmFamily> {
+ public:
+  explicit GemmCase(const gemm::Case& c) : case_(c) {
+    name = c.name;
+    seed = c.seed;
+    tags = c.tags;
+  }
+
+  const GemmProblem& problem() const override { return case_.problem; }
+  DType dtype() const override { return case_.problem.dtype; }
+  double flops() const override { return case_.flops(); }
+  double bytes() const override { return case_.bytes(); }
+  double unfused_bytes() const override { return case_.unfused_bytes(); }
+  bool is_sampled() const override { return case_.sample > 0; }
+  bool equal_runs_promised(const Device&) const override { return true; }
+  std::unique_ptr<Trial> trial() const override { return std::make_unique<ProductTrial>(seeded()); }
+
+  std::unique_ptr<verify::Case> quick_check() const override {
+    constexpr double kWhole = 1e8;  // multiply-adds
+    constexpr std::int64_t kSample = 24;
+    gemm::Case c = seeded();
+    const GemmProblem& p = c.problem;
+    if (static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) > kWhole) c.sample = kSample;
+    return gemm_case(c);
+  }
+
+  Result<std::unique_ptr<Call>> timed_call(Device&) const override {
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, make_shapes(case_)));
+  }
+
+  // Which Configs fit depends on all three sizes, so the problem itself is checked, by samples.
+  std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override {
+    std::vector<std::unique_ptr<verify::Case>> list;
+    list.push_back(quick_check());
+    return list;
+  }
+
+ private:
+  gemm::Case seeded() const {
+    gemm::Case c = case_;
+    c.seed = seed;
+    return c;
+  }
+
+  gemm::Case case_;
+};
+
+}  // namespace
+
+std::unique_ptr<verify::Case> gemm_case(const Case& c) { return std::make_unique<GemmCase>(c); }
+
+}  // namespace tessera::verify::gemm

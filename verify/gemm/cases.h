@@ -1,0 +1,63 @@
+// Cases of the GEMM family: a problem, its inputs by seed and distribution, and how its tensors lie in memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gemm/problem.h"
+#include "verify/case.h"
+#include "verify/gemm/oracle.h"
+
+namespace tessera::verify::gemm {
+
+enum class Distribution : std::uint8_t {
+  kNormal,     // preactivations of about unit size
+  kOneHot,     // each row of A has a single 1: the product is a selection of B, without any rounding
+  kSaturated,  // preactivations in the hundreds: activations at both ends of their range
+  kCancel,     // large terms of both signs whose sums are small
+  kTiny,       // products near the smallest normal numbers of fp16
+};
+const char* name_of(Distribution distribution);
+
+// How matrices lie in memory.
+enum class Layout : std::uint8_t {
+  kCompact,    // rows start at multiples of 16 bytes only if the row's length is such
+  kPadded,     // rows are padded to multiples of 16 bytes, and by 16 more
+  kUnaligned,  // 3 elements after every row: most rows start at no multiple of 16 bytes
+};
+
+struct Case {
+  std::string name;  // says everything that sets the case apart; unique in a suite
+  GemmProblem problem;
+  Distribution distribution = Distribution::kNormal;
+  Layout layout = Layout::kCompact;
+  std::uint64_t seed = 1;
+  std::int64_t sample = 0;  // rows that are checked; 0: all
+  double floor = 1;         // of the accuracy rule, in epsilons: see verify::judge
+  std::vector<std::string> tags;
+
+  double flops() const;
+  double bytes() const;
+  double unfused_bytes() const;  // every step of the epilogue as a pass of its own
+};
+
+// From row to row of a matrix with so many columns.
+std::int64_t row_stride(const Case& c, std::int64_t columns);
+// Sets the problem's alignment to what its tensors will have.
+void set_alignment(Case& c);
+std::string describe(const Case& c);
+
+std::vector<Case> suite(std::string_view name);
+const std::vector<std::string>& suite_names();
+
+// Values from the case's seed, rounded to their types; the same on every platform.
+Inputs make_inputs(const Case& c);
+// The same without values: Buffers fills them with repeating random ones, which is what time is measured on.
+Inputs make_shapes(const Case& c);
+
+std::unique_ptr<verify::Case> gemm_case(const Case& c);
+
+}  // namespace tessera::verify::gemm

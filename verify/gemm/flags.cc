@@ -1,0 +1,154 @@
+#include "verify/gemm/flags.h"
+
+#include <charconv>
+#include <deque>
+#include <map>
+
+#include "base/format.h"
+#include "base/tensor.h"
+#include "gemm/check.h"
+#include "gemm/family.h"
+#include "tessera/gemm.h"
+#include "verify/gemm/cases.h"
+
+namespace tessera::verify::gemm {
+namespace {
+
+const std::map<std::string, DType> kTypes{
+    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
+const std::map<std::string, int> kActivations{
+    {"none", kIdentity}, {"relu", kRelu}, {"silu", kSilu}, {"gelu_tanh", kGeluTanh}, {"gelu_erf", kGeluErf}};
+
+Result<Case> case_from(const FlagValues& values) {
+  Case c;
+  GemmProblem& p = c.problem;
+  p.m = p.n = p.k = 4096;
+  p.dtype = DType::kBFloat16;
+  const auto given = [&](const char* flag) { return values.count(flag) > 0; };
+  for (const auto& [flag, to] : {std::pair{"--m", &p.m}, std::pair{"--n", &p.n}, std::pair{"--k", &p.k}}) {
+    if (!given(flag)) continue;
+    const std::string& text = values.at(flag).front();
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, *to);
+    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
+    if (*to < 0 || *to > std::int64_t{1} << 40) return invalid(format("{} is {}; 0 to 2^40 is accepted", flag, *to));
+  }
+  if (given("--dtype")) p.dtype = kTypes.at(values.at("--dtype").front());
+  p.out_dtype = given("--out") ? kTypes.at(values.at("--out").front()) : p.dtype;
+  if (given("--activation")) p.activation = kActivations.at(values.at("--activation").front());
+  p.a_transposed = given("--ta");
+  p.b_transposed = given("--tb");
+  p.bias = given("--bias");
+  p.gated = given("--gate");
+  p.gradient = given("--gradient");
+  p.preactivation = given("--preactivation");
+  p.residual = given("--residual");
+  if (given("--padded")) c.layout = Layout::kPadded;
+  set_alignment(c);
+  c.name = describe(c);
+  return c;
+}
+
+// Tensors without data: explain looks at shapes only.
+class Shapes {
+ public:
+  Shapes(const Case& c, tessera_device device) : case_(c), device_(device) {}
+  const tessera_tensor* add(bool wanted, DType dtype, std::vector<std::int64_t> shape) {
+    if (!wanted) return nullptr;
+    strides_.push_back(shape.size() == 2 ? std::vector<std::int64_t>{row_stride(case_, shape[1]), 1}
+                                         : std::vector<std::int64_t>{1});
+    shapes_.push_back(std::move(shape));
+    tessera_tensor t{};
+    t.device = device_;
+    t.ndim = static_cast<std::int32_t>(shapes_.back().size());
+    t.dtype = c_dtype(dtype);
+    t.shape = shapes_.back().data();
+    t.strides = strides_.back().data();
+    tensors_.push_back(t);
+    return &tensors_.back();
+  }
+
+ private:
+  const Case& case_;
+  tessera_device device_;
+  std::deque<std::vector<std::int64_t>> shapes_, strides_;
+  std::deque<tessera_tensor> tensors_;
+};
+
+tessera_gemm arguments(const Case& c, Shapes& shapes) {
+  const GemmProblem& p = c.problem;
+  using Dims = std::vector<std::int64_t>;
+  const Dims b = p.b_transposed ? Dims{p.k, p.n} : Dims{p.n, p.k};
+  tessera_gemm args = TESSERA_GEMM_INIT;
+  args.a = shapes.add(true, p.dtype, p.a_transposed ? Dims{p.k, p.m} : Dims{p.m, p.k});
+  args.b = shapes.add(true, p.dtype, b);
+  args.out = shapes.add(true, p.out_dtype, {p.m, p.n});
+  args.bias = shapes.add(p.bias, p.dtype, {p.n});
+  args.gate = shapes.add(p.gated, p.dtype, b);
+  args.gate_bias = shapes.add(p.gated && p.bias, p.dtype, {p.n});
+  args.saved = shapes.add(p.gradient, p.dtype, {p.m, p.n});
+  args.preactivation = shapes.add(p.preactivation, p.dtype, {p.m, p.n});
+  args.residual = shapes.add(p.residual, p.out_dtype, {p.m, p.n});
+  args.activation = static_cast<tessera_activation>(p.activation);
+  if (p.a_transposed) args.flags |= TESSERA_GEMM_A_TRANSPOSED;
+  if (p.b_transposed) args.flags |= TESSERA_GEMM_B_TRANSPOSED;
+  return args;
+}
+
+}  // namespace
+
+std::vector<Flag> flags() {
+  const std::vector<std::string> types = {"fp32", "fp16", "bf16"};
+  return {
+      {"--m", "N", "Rows of A and of the result", "4096", {}},
+      {"--n", "N", "Columns of the result", "4096", {}},
+      {"--k", "N", "The length of the sums", "4096", {}},
+      {"--dtype", "TYPE", "fp32, fp16 or bf16", "bf16", types},
+      {"--out", "TYPE", "Of the result; default: --dtype", "", types},
+      {"--ta", "", "A is stored as [K, M]", "", {}},
+      {"--tb", "", "B is stored as [K, N], not as [N, K]", "", {}},
+      {"--activation",
+       "F",
+       "relu, silu, gelu_tanh or gelu_erf",
+       "none",
+       {"none", "relu", "silu", "gelu_tanh", "gelu_erf"}},
+      {"--bias", "", "With a bias", "", {}},
+      {"--gate", "", "Times the activation of a second product", "", {}},
+      {"--gradient", "", "Times the activation's derivative", "", {}},
+      {"--preactivation", "", "With the preactivation as an output", "", {}},
+      {"--residual", "", "Plus a residual", "", {}},
+      {"--padded", "", "Rows at multiples of 16 bytes, whatever their length", "", {}},
+  };
+}
+
+Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
+  auto c = case_from(values);
+  if (!c.ok()) return c.status();
+  Shapes shapes(*c, {TESSERA_CPU, 0});
+  const tessera_gemm args = arguments(*c, shapes);
+  // The contract's own check decides whether there is such a problem.
+  const auto checked = tessera::gemm::check(TESSERA_GEMM_DENSE, &args, tessera::gemm::Look::kShapes);
+  if (!checked.ok()) return checked.status();
+  return gemm_case(*c);
+}
+
+Result<std::string> explain(const FlagValues& values, tessera_device device, const char* arch,
+                            tessera_explain_format format) {
+  const auto c = case_from(values);
+  if (!c.ok()) return c.status();
+  // Alignment counts on GPUs only; a GPU that is asked about need not be present.
+  const bool for_gpu = arch != nullptr && std::string_view(arch) != "cpu";
+  Shapes shapes(*c, for_gpu ? tessera_device{TESSERA_CUDA, 0} : device);
+  const tessera_gemm args = arguments(*c, shapes);
+  std::size_t needed = 0;
+  tessera_status status = tessera_gemm_explain(TESSERA_GEMM_DENSE, &args, arch, format, nullptr, 0, &needed);
+  std::string text(needed, '\0');
+  if (status == TESSERA_OK) {
+    status = tessera_gemm_explain(TESSERA_GEMM_DENSE, &args, arch, format, text.data(), text.size(), &needed);
+  }
+  if (status != TESSERA_OK) return Status(status, tessera_last_error());
+  text.resize(needed - 1);
+  return text;
+}
+
+}  // namespace tessera::verify::gemm
