@@ -314,8 +314,10 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   const bool as_sm_86 = device.compute == 89;  // the same code
   for (const Variant& variant : kVariants) {
     if (as_sm_86) continue;
-    for (const int dim : kDims) add(dim, dim, variant, true);
-    if (!variant.masked || variant.score_mod) continue;
+    for (const int dim : kDims) {
+      if (device.compute < 90 || dim >= 128) add(dim, dim, variant, true);  // Hopper's tiles are those of sm_80 below
+    }
+    if (!variant.masked || variant.score_mod || device.compute >= 90) continue;
     for (const int dim : kMoreDims) add(dim, dim, variant, true);
   }
   add(80, 64, {true, true}, false);

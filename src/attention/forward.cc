@@ -163,7 +163,9 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   for (const Variant& variant : kVariants) {
     for (const int dim : kDims) {
-      if (device.compute == 89 && dim != 128) continue;  // the same code as sm_86's
+      // Other architectures share the code of sm_80, and sm_89 that of sm_86.
+      if (device.compute > 80 && dim != 64 && dim != 128 && dim != 256) continue;
+      if (device.compute == 89 && dim != 128) continue;
       list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), variant));
       if (dim % 64 != 0) continue;
       list.push_back(list.back());
