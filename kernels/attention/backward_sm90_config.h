@@ -150,9 +150,8 @@ struct alignas(64) AttentionBackwardSm90Params {
   void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
   void* dv;
   DqSums dq_sums;
-  unsigned*
-      dq_turns;  // [rows of dQ's sums / block_q]: key tiles that have added to a query tile; 0 at the start. Only if
-                 // Config::deterministic
+  // [rows of dQ's sums / block_q]: key tiles that have added to a query tile; 0 at the start. Only if deterministic.
+  unsigned* dq_turns;
   const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
   const int* cu_seqlens_k;
   Strides dk_strides;

@@ -29,11 +29,6 @@ AttentionOp op_of(tessera_attention_op op) {
                                             : AttentionOp::kDecode;
 }
 
-DType dtype_of(tessera_dtype dtype) {
-  if (dtype.code == TESSERA_BFLOAT) return DType::kBFloat16;
-  return dtype.bits == 16 ? DType::kFloat16 : DType::kFloat32;
-}
-
 // Lengths as the caller counts them: a dim's name, and the tensor that gave it, for messages.
 Status must_match(const char* tensor, const char* dim, std::int64_t got, std::int64_t want, const char* giver) {
   if (got == want) return {};
@@ -128,21 +123,12 @@ class Checker {
   }
 
   Status check_device() {
-    const tessera_device device = in_.q->device;
-    if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {
-      return invalid(
-          format("q is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU, +TESSERA_CUDA));
-    }
-    if (device.index < 0) return invalid(format("q is on device index {}; it must not be negative", device.index));
+    out_.device = in_.q->device;
+    TESSERA_CHECK(tessera::check_device("q", out_.device));
     for (const Slot& slot : kSlots) {
       const tessera_tensor* given = in_.*slot.given;
-      if (given == nullptr) continue;
-      const tessera_device other = given->device;
-      if (other.type != device.type || (device.type == TESSERA_CUDA && other.index != device.index)) {
-        return invalid(format("{} is on {}, but q is on {}", slot.name, describe(other), describe(device)));
-      }
+      if (given != nullptr) TESSERA_CHECK(check_same_device(slot.name, given->device, "q", out_.device));
     }
-    out_.device = device;
     return {};
   }
 

@@ -79,6 +79,25 @@ std::string describe(std::span<const std::int64_t> dims) { return format("[{}]",
 
 Status invalid(std::string message) { return {TESSERA_INVALID_ARGUMENT, std::move(message)}; }
 
+DType dtype_of(tessera_dtype dtype) {
+  if (dtype.code == TESSERA_BFLOAT) return DType::kBFloat16;
+  return dtype.bits == 16 ? DType::kFloat16 : DType::kFloat32;
+}
+
+Status check_device(const char* name, tessera_device device) {
+  if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {
+    return invalid(format("{} is on {}; cpu ({}) and cuda ({}) are accepted", name, describe(device), +TESSERA_CPU,
+                          +TESSERA_CUDA));
+  }
+  if (device.index < 0) return invalid(format("{} is on device index {}; it must not be negative", name, device.index));
+  return {};
+}
+
+Status check_same_device(const char* name, tessera_device device, const char* first_name, tessera_device first) {
+  if (device.type == first.type && (first.type != TESSERA_CUDA || device.index == first.index)) return {};
+  return invalid(format("{} is on {}, but {} is on {}", name, describe(device), first_name, describe(first)));
+}
+
 Status check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data, CheckedTensor& out) {
   if (tensor.ndim < rule.min_rank || tensor.ndim > rule.max_rank) {
     return invalid(format("{} has {} dims; {}{} accepted", rule.name, tensor.ndim, rule.min_rank,

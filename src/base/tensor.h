@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "base/dtype.h"
 #include "base/status.h"
 #include "tessera/tessera.h"
 
@@ -43,6 +44,13 @@ std::string describe(tessera_device device);               // "cpu", "cuda:1"
 std::string describe(std::span<const std::int64_t> dims);  // "[2, 128, 8, 64]"
 
 Status invalid(std::string message);
+
+// Of a tensor that passed as kFloating.
+DType dtype_of(tessera_dtype dtype);
+
+// The device of the first tensor: one that there can be. Then the others': the same one.
+Status check_device(const char* name, tessera_device device);
+Status check_same_device(const char* name, tessera_device device, const char* first_name, tessera_device first);
 
 // look_at_data: check the pointer too (null, alignment). out: a new object, which is filled; valid if the status is OK.
 Status check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool look_at_data, CheckedTensor& out);

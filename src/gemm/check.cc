@@ -12,11 +12,6 @@ namespace {
 
 constexpr std::uint32_t kKnownFlags = TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED;
 
-DType dtype_of(tessera_dtype dtype) {
-  if (dtype.code == TESSERA_BFLOAT) return DType::kBFloat16;
-  return dtype.bits == 16 ? DType::kFloat16 : DType::kFloat32;
-}
-
 #define TESSERA_CHECK(expression)                      \
   do {                                                 \
     if (Status s_ = (expression); !s_.ok()) return s_; \
@@ -100,21 +95,12 @@ class Checker {
   }
 
   Status check_device() {
-    const tessera_device device = in_.a->device;
-    if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {
-      return invalid(
-          format("a is on {}; cpu ({}) and cuda ({}) are accepted", describe(device), +TESSERA_CPU, +TESSERA_CUDA));
-    }
-    if (device.index < 0) return invalid(format("a is on device index {}; it must not be negative", device.index));
+    out_.device = in_.a->device;
+    TESSERA_CHECK(tessera::check_device("a", out_.device));
     for (const Slot& slot : kSlots) {
       const tessera_tensor* given = in_.*slot.given;
-      if (given == nullptr) continue;
-      const tessera_device other = given->device;
-      if (other.type != device.type || (device.type == TESSERA_CUDA && other.index != device.index)) {
-        return invalid(format("{} is on {}, but a is on {}", slot.name, describe(other), describe(device)));
-      }
+      if (given != nullptr) TESSERA_CHECK(check_same_device(slot.name, given->device, "a", out_.device));
     }
-    out_.device = device;
     return {};
   }
 
