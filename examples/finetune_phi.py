@@ -1,15 +1,19 @@
 """Trains a Phi-2-shaped model (32 heads x 80) with LoRA on Tessera's attention: progress, tokens/s, memory, loss.
 
     python examples/finetune_phi.py                                              # a toy, on the CPU, under a minute
+    python examples/finetune_phi.py --check kernel integration trainer           # self-checks; add --device cuda
     python examples/finetune_phi.py --device cuda --size phi-2 --seq 131072 --checkpointing --steps 5
+    python examples/finetune_phi.py --device cuda --size phi-2 --seq 262144 --checkpointing --offload --steps 3
+    python examples/finetune_phi.py --device cuda --model ~/phi-2 --load-in-4bit --seq 16384 --checkpointing --state lora.pt
     python examples/finetune_phi.py --device cuda --size phi-2 --layers 8 --seq 16384 --checkpointing --attention sdpa
 
-Weights are random and nothing is downloaded: the text is the source of the Python standard library, byte by byte. Only
-the LoRA matrices are trained. With --four-bit, the frozen weights are quantised to 4 bits by bitsandbytes, which must be
-installed.
+Nothing is downloaded: weights are random or come from --model, and the text is the source of the Python standard library,
+byte by byte or through the model's tokenizer. Only the LoRA matrices are trained. A GPU trains in bfloat16 if it has that
+and else, before Ampere, in float16 with a scaled loss.
 """
 
 import argparse
+import contextlib
 import math
 import os
 import pathlib
@@ -23,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import PhiConfig, PhiForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PhiConfig, PhiForCausalLM
 
 import tessera.transformers
 
@@ -75,20 +79,26 @@ def adapt(model, rank, quantise, dtype):
     return count
 
 
-def text(length):
-    """At least `length` bytes of real text, as tokens."""
+def text(length, path=None):
+    """At least `length` bytes of real text, as tokens: its bytes, or those of the tokenizer in `path`."""
     pieces, size = [], 0
     for path in sorted(pathlib.Path(os.__file__).parent.glob("*.py")):
         pieces.append(path.read_bytes())
         size += len(pieces[-1])
         if size > 4 * length + (1 << 20):
             break
-    return torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8).long()
+    read = b"".join(pieces)
+    if path and any((pathlib.Path(path) / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+        return torch.tensor(AutoTokenizer.from_pretrained(path)(read.decode(errors="replace"))["input_ids"])
+    return torch.frombuffer(bytearray(read), dtype=torch.uint8).long()
 
 
-def loss_of(model, ids):
+def loss_of(model, ids, offload=False):
     """Next-token loss, with the logits computed and discarded a few rows at a time."""
-    hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+    # What is saved for the backward, with checkpointing one tensor per layer, goes to the host.
+    kept = torch.autograd.graph.save_on_cpu(pin_memory=ids.is_cuda) if offload else contextlib.nullcontext()
+    with kept:
+        hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
     targets = ids[:, 1:].flatten()
 
     def part(rows, wanted):
@@ -108,6 +118,121 @@ def memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+def dtype_for(device):
+    """bfloat16 on a GPU whose code has it (TESSERA_CODE_ARCH=sm_75 tries Turing's on a newer one), else float16."""
+    if device.type != "cuda":
+        return torch.float32
+    turing = os.environ.get("TESSERA_CODE_ARCH") == "sm_75" or torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if turing else torch.bfloat16
+
+
+def make_model(options, device, dtype):
+    if options.model:
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=options.attention)
+        model.config.max_position_embeddings = max(model.config.max_position_embeddings, options.seq)
+        return model.to(device).train()
+    config = PhiConfig(
+        **SIZES[options.size], num_hidden_layers=options.layers, max_position_embeddings=options.seq,
+        partial_rotary_factor=0.4, embd_pdrop=0.0, resid_pdrop=0.0, attention_dropout=0.0,
+        attn_implementation=options.attention, dtype=dtype,
+    )  # fmt: skip
+    torch.set_default_dtype(dtype)
+    with device:
+        model = PhiForCausalLM(config).train()
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+class Trainer:
+    """LoRA's parameters, their optimizer and, in float16, the scale of the loss."""
+
+    def __init__(self, model, options, dtype):
+        self.model, self.options = model, options
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.trained.values(), lr=options.lr)
+        self.scaler = torch.amp.GradScaler(options.device.split(":")[0], enabled=dtype == torch.float16, init_scale=2.0**12)
+        self.step_count = 0
+
+    def step(self, ids):
+        """Returns the loss and the norm of the gradient, which is clipped at 1."""
+        loss = loss_of(self.model, ids, self.options.offload)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
+        self.scaler.step(self.optimizer)  # leaves the parameters as they are if float16 overflowed
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.step_count += 1
+        return loss.item(), norm.item()
+
+    def save(self, file):
+        with torch.no_grad():
+            lora = {name: p.cpu() for name, p in self.trained.items()}
+        torch.save(dict(step=self.step_count, lora=lora, optimizer=self.optimizer.state_dict(),
+                        scaler=self.scaler.state_dict()), file)
+
+    def load(self, file):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.no_grad():
+            for name, p in self.trained.items():
+                p.copy_(state["lora"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step_count = state["step"]
+
+
+def batch_at(step, tokens, options, device):
+    """The same tokens for a step, whether the training was interrupted before it or not."""
+    starts = torch.randint(0, len(tokens) - options.seq, (options.batch,), generator=torch.Generator().manual_seed(step))
+    return torch.stack([tokens[s : s + options.seq] for s in starts.tolist()]).to(device)
+
+
+def check_kernel(options, device, dtype):
+    """Attention at Phi's head dim, forward and backward, against float64."""
+    q, k, v = (torch.randn(2, 130, 4, 80, device=device).to(dtype).requires_grad_() for _ in range(3))
+    upstream = torch.randn(2, 130, 4, 80, device=device)
+    got = tessera.attention(q, k, v, causal=True)
+    exact_of = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    exact = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in exact_of), is_causal=True).transpose(1, 2)
+    worst = 0.0
+    for a, b in zip((got, *torch.autograd.grad(got, (q, k, v), upstream.to(dtype))),
+                    (exact, *torch.autograd.grad(exact, exact_of, upstream.double()))):
+        worst = max(worst, ((a.double() - b).norm() / b.norm()).item())
+    return worst < 4 * torch.finfo(dtype).eps + 1e-6, f"relative error {worst:.2g}"
+
+
+def check_integration(options, device, dtype):
+    """The model's hidden states with Tessera's attention and with Transformers' own."""
+    found = {}
+    for options.attention in ("eager", "tessera"):
+        torch.manual_seed(0)
+        ids = torch.randint(0, 256, (2, 100), generator=torch.Generator().manual_seed(1)).to(device)
+        with torch.no_grad():
+            found[options.attention] = make_model(options, device, dtype).model(ids).last_hidden_state.double()
+    error = ((found["tessera"] - found["eager"]).norm() / found["eager"].norm()).item()
+    return error < 20 * torch.finfo(dtype).eps, f"relative difference {error:.2g}"
+
+
+def check_trainer(options, device, dtype):
+    """A few steps: the loss falls, gradients are finite, and a training that was interrupted goes on where it was."""
+    torch.manual_seed(0)
+    model = make_model(options, device, dtype)
+    adapt(model, options.rank, options.four_bit, dtype)
+    trainer, tokens, file = Trainer(model, options, dtype), text(options.seq), pathlib.Path(f"/tmp/lora-{os.getpid()}.pt")
+    steps = [trainer.step(batch_at(0, tokens, options, device)) for _ in range(8)]
+    trainer.save(file)
+    after = trainer.step(batch_at(8, tokens, options, device))
+    trainer.load(file)
+    file.unlink()
+    again = trainer.step(batch_at(8, tokens, options, device))
+    losses, norms = zip(*steps)
+    good = losses[-1] < losses[0] and all(map(math.isfinite, norms)) and math.isclose(after[0], again[0], rel_tol=1e-3)
+    return good, f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, gradient norm {norms[-1]:.3f}, after a restart {again[0]:.4f}"
+
+
+CHECKS = {"kernel": check_kernel, "integration": check_integration, "trainer": check_trainer}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="toy")
@@ -118,31 +243,40 @@ def main():
     parser.add_argument("--lr", type=float)
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA update")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each layer in the backward pass")
-    parser.add_argument("--four-bit", action="store_true", help="4-bit frozen weights, with bitsandbytes")
+    parser.add_argument("--offload", action="store_true", help="with --checkpointing: keep the layers' inputs on the host")
+    parser.add_argument("--load-in-4bit", "--four-bit", dest="four_bit", action="store_true",
+                        help="4-bit frozen weights, with bitsandbytes")
+    parser.add_argument("--model", metavar="PATH", help="a folder with config.json and safetensors, sharded or not")
+    parser.add_argument("--state", metavar="FILE", help="LoRA and optimizer: loaded if the file exists, saved at the end")
+    parser.add_argument("--check", nargs="+", choices=CHECKS, help="run these self-checks on the toy and train nothing")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: bfloat16 on a GPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: what the device has")
     parser.add_argument("--attention", default="tessera", help="tessera, sdpa or eager")
     options = parser.parse_args()
     for name, value in DEFAULTS[options.size].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     device = torch.device(options.device)
-    dtype = getattr(torch, options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    dtype = getattr(torch, options.dtype) if options.dtype else dtype_for(device)
+    if options.offload and not options.checkpointing:
+        parser.error("--offload needs --checkpointing: without, all activations would go to the host")
 
     torch.manual_seed(0)
     tessera.transformers.register()
-    config = PhiConfig(
-        **SIZES[options.size], num_hidden_layers=options.layers, max_position_embeddings=options.seq,
-        partial_rotary_factor=0.4, embd_pdrop=0.0, resid_pdrop=0.0, attention_dropout=0.0,
-        attn_implementation=options.attention, dtype=dtype,
-    )  # fmt: skip
-    torch.set_default_dtype(dtype)
-    with device:
-        model = PhiForCausalLM(config).train()
-    torch.set_default_dtype(torch.float32)
+    if options.check:
+        failed = 0
+        for name in options.check:
+            good, said = CHECKS[name](options, device, dtype)
+            failed += not good
+            print(f"{'ok' if good else 'FAILED':<7} {name}: {said}, {str(dtype)[6:]} on {device}")
+        return 1 if failed else 0
+    model = make_model(options, device, dtype)
     adapted = adapt(model, options.rank, options.four_bit, dtype)
     if options.checkpointing:
-        model.gradient_checkpointing_enable(dict(use_reentrant=False))
+        # Only the reentrant kind saves the layers' inputs where save_on_cpu sees them.
+        model.gradient_checkpointing_enable(dict(use_reentrant=options.offload))
+        if options.offload:
+            model.enable_input_require_grads()
     tessera.transformers.report(model, options.seq)
     trained = [p for p in model.parameters() if p.requires_grad]
     print(
@@ -151,22 +285,24 @@ def main():
         f"{'4-bit' if options.four_bit else dtype} weights, {options.attention} attention"
     )
 
-    tokens = text(options.seq)
-    optimizer = torch.optim.AdamW(trained, lr=options.lr)
+    tokens = text(options.seq, options.model)
+    trainer = Trainer(model, options, dtype)
+    if options.state and os.path.exists(options.state):
+        trainer.load(options.state)
+        print(f"goes on after step {trainer.step_count} of {options.state}")
     seconds, losses = [], []
     progress = tqdm(range(options.steps), unit="step", file=sys.stdout)
     for _ in progress:
-        starts = torch.randint(0, len(tokens) - options.seq, (options.batch,)).tolist()
-        ids = torch.stack([tokens[s : s + options.seq] for s in starts]).to(device)
+        ids = batch_at(trainer.step_count, tokens, options, device)
         begin = time.perf_counter()
-        loss = loss_of(model, ids)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+        loss, norm = trainer.step(ids)
+        losses.append(loss)
         seconds.append(time.perf_counter() - begin)
         rate = ids.numel() / seconds[-1]
-        progress.set_postfix_str(f"loss {losses[-1]:.3f}, {rate:,.0f} tokens/s, {memory(device):.2f} GiB")
+        progress.set_postfix_str(
+            f"loss {loss:.3f}, gradient norm {norm:.3f}, {rate:,.0f} tokens/s, {memory(device):.2f} GiB")
+    if options.state:
+        trainer.save(options.state)
     # The first step compiles kernels and fills the allocator.
     steady = sorted(seconds[1:] or seconds)
     rate = options.batch * options.seq / steady[len(steady) // 2]
@@ -175,7 +311,8 @@ def main():
         f"loss {sum(losses[:few]) / few:.3f} -> {sum(losses[-few:]) / few:.3f} in {len(losses)} steps of "
         f"{options.batch} x {options.seq} tokens; {rate:,.0f} tokens/s (median step); peak memory {memory(device):.2f} GiB"
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

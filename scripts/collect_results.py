@@ -58,13 +58,22 @@ def collect(out, results):
     verify = json.loads(target.read_text()) if target.exists() else {}
     verify = {key: value for key, value in verify.items() if isinstance(value.get("cases"), dict)}
     for file in sorted(out.glob("verify_*.json")):
-        verify[file.stem.removeprefix("verify_")] = verify_summary(json.loads(file.read_text()))
+        suite, read = file.stem.removeprefix("verify_"), json.loads(file.read_text())
+        if isinstance(read, dict):  # one run; else one for each architecture's code
+            verify[suite] = verify_summary(read)
+            continue
+        for report in read:
+            verify[f"{suite}_{report['arch_code']}"] = verify_summary(report)
     if verify:
         target.write_text(dump(verify) + "\n")
     for name in KEPT:
         file = out / f"{name}.json"
         if file.exists():
             (results / file.name).write_text(dump(without_paths(json.loads(file.read_text()))) + "\n")
+    for name in ("summary", "python", "break_kernels"):
+        file = out / f"{name}.txt"
+        if file.exists():
+            (results / (f"gpu_check_{name}.txt" if name != "break_kernels" else file.name)).write_text(file.read_text())
     sanitizers = sorted(out.glob("sanitizer_*.txt"))
     if sanitizers:
         lines = []

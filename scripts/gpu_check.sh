@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
-# scripts/gpu_check.sh OUT: runs every check that needs a GPU: doctor, the GPU tests, verify (suite full with code for
-# this GPU and for older architectures, suites hostile and long, repeated runs), compute-sanitizer on a small suite,
-# bench, and the comparison with peers. It writes all output to OUT, updates results/<gpu>/ and prints a summary at the
-# end. The exit code is 1 if a check failed, 3 if there is no GPU.
+# scripts/gpu_check.sh OUT [STAGE...]: the checks that need a GPU, in stages of at most 8 minutes:
+#
+#   tests      doctor, the GPU tests of the library and of the Python package
+#   verify     suite full with code for this GPU and for older ones, suites hostile and long, repeated runs
+#   sanitizer  compute-sanitizer on a small suite
+#   bench      times of every shape, and many single calls of some
+#   peers      the comparison with other libraries
+#   break      mutation tests: that the checks catch broken kernels (only if named)
+#
+# Without names: all but the last. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed
+# to repeat it), so a run that was stopped can go on. Everything is written to OUT, results/<gpu>/ is updated, and the
+# summary names what failed and what was not run. The exit code is 1 if a check failed, 3 if there is no GPU.
 #
 # BUILD (default: build) is the build directory; the program is built if it is missing. PYTHON (default: python3) is a
-# Python with PyTorch, for the peers. SKIP is a comma-separated list of steps to skip: tests, verify, sanitizer, bench,
-# peers. BREAK=1 also runs the mutation tests, which show that the checks catch broken kernels
-# (scripts/break_kernels.py).
+# Python with PyTorch, for the peers, and with pytest, for the package's tests, which need the package on its path.
 set -uo pipefail
-out=${1:?usage: scripts/gpu_check.sh OUT}
+out=${1:?usage: scripts/gpu_check.sh OUT [STAGE...]}
+shift
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(tests verify sanitizer bench peers)
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -22,11 +31,9 @@ export TESSERA_NO_TUNING=1
 [ -z "${TESSERA_KERNEL_SOURCES:-}" ] || { echo "TESSERA_KERNEL_SOURCES is set: unset it first"; exit 1; }
 [ -x "$tessera" ] || make build BUILD="$build" || exit 1
 
-begin=$SECONDS
+summary=/dev/null
 bad=0
-: > "$out/summary.txt"
-say() { echo "$*" | tee -a "$out/summary.txt"; }
-skipped() { case ",${SKIP:-}," in *",$1,"*) return 0 ;; esac; return 1; }
+say() { echo "$*" | tee -a "$summary"; }
 
 # verdict NAME CODE SECONDS-OR-NOTHING
 verdict() {
@@ -50,6 +57,101 @@ step() {
   return $code
 }
 
+# Steps that measure no time run in parallel, because they spend most of theirs on the host. They are reported in the
+# order in which they started.
+started=()
+start() {
+  local name=$1 limit=$2
+  shift 2
+  started+=("$name")
+  (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
+}
+for_information=sanitizer_racecheck_as_is  # it reports hazards that are none, so it cannot fail
+finish_all() {
+  wait
+  local name code
+  for name in "${started[@]}"; do
+    code=$(cat "$out/$name.code")
+    rm "$out/$name.code"
+    if [ "$name" = $for_information ]; then say "info    $name"; else verdict "$name" "$code" ""; fi
+    say "$(grep -E ' passed|tests? ran|PASSED|SUMMARY|worst error|equal' "$out/$name.txt" | tail -n 6 | sed 's/^/          /')"
+  done
+  started=()
+}
+
+stage_tests() {
+  if [ -x "$build/bin/cuda_test" ]; then start cuda_test 300 "$build/bin/cuda_test"; else say "skipped cuda_test: not built"; fi
+  if "$python" -c 'import tessera, pytest, torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+    start python 400 "$python" -m pytest -q -rs -p no:cacheprovider -m cuda tests/python
+  else
+    say "skipped python: $python has no tessera and pytest, or no PyTorch that sees the GPU"
+  fi
+  finish_all
+  if grep -q PASSED "$out/cuda_test.txt" && ! grep -q FAILED "$out/cuda_test.txt"; then
+    "$tessera" kernels --record "$record" --by cuda_test --kernel attention/backward_preprocess.cuh
+  fi
+}
+
+stage_verify() {
+  local verify=("$tessera" verify --device cuda)
+  # What the time did not suffice for is left to the next run of this stage.
+  start verify_full 470 "${verify[@]}" --suite full --arch-code native,sm_80,sm_75 --json "$out/verify_full.json" \
+    --record "$record" --skip-recorded --seconds 440
+  # Code for sm_90 is the portable kernels on Hopper.
+  start verify_hostile 300 "${verify[@]}" --suite hostile --arch-code native,sm_90 --json "$out/verify_hostile.json"
+  start verify_long 300 "${verify[@]}" --suite long --json "$out/verify_long.json"
+  start verify_repeat 300 "${verify[@]}" --suite full --filter det --repeat 100 --json "$out/verify_repeat.json"
+  finish_all
+}
+
+stage_sanitizer() {
+  if ! command -v compute-sanitizer > /dev/null; then
+    say "skipped sanitizer: compute-sanitizer is not on the path"
+    return
+  fi
+  local sanitize=(compute-sanitizer --error-exitcode 9) small_set=("$tessera" verify --device cuda --suite sanitize) code
+  for tool in memcheck synccheck initcheck; do
+    start "sanitizer_$tool" 400 "${sanitize[@]}" --tool $tool "${small_set[@]}"
+  done
+  # Only racecheck on the copy that it understands can fail.
+  rm -rf "$out/racecheck_kernels"
+  "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
+  code=$?
+  verdict racecheck_sources $code ": $(cat "$out/racecheck_sources.txt")"
+  if [ $code = 0 ]; then
+    start sanitizer_racecheck 400 env TESSERA_KERNEL_SOURCES="$out/racecheck_kernels" "${sanitize[@]}" \
+      --tool racecheck "${small_set[@]}"
+  fi
+  start $for_information 400 "${sanitize[@]}" --tool racecheck "${small_set[@]}"
+  finish_all
+  rm -rf "$out/racecheck_kernels"
+}
+
+stage_bench() {
+  # fp16 uses the same code.
+  step bench 150 "$tessera" bench --device cuda --filter bf16 --min-time 0.03 --json "$out/bench.json"
+  step evidence 300 "$tessera" bench --device cuda --evidence --min-time 0.03 --json "$out/evidence.json"
+}
+
+stage_peers() {
+  if ! "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+    say "skipped peers: $python has no PyTorch that sees the GPU"
+    return
+  fi
+  # The benchmark does not use the rest of the Python package, which need not be installed.
+  mkdir -p "$out/path"
+  cp -r python/tessera/bench "$out/path/tessera_bench"
+  lines=20 step peers 460 env PYTHONPATH="$out/path${PYTHONPATH:+:$PYTHONPATH}" "$python" -m tessera_bench \
+    --library "$build/lib/libtessera.so" --json "$out/peers.json"
+  rm -rf "$out/path"
+}
+
+stage_break() {
+  lines=30 step break_kernels 470 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
+    --python "$python"
+}
+
+begin=$SECONDS
 step doctor 60 "$tessera" doctor --json "$out/doctor.json"
 gpu=$("$python" - "$out/doctor.json" <<'PY'
 import json, re, sys
@@ -63,94 +165,32 @@ if [ -z "$gpu" ]; then
   exit 3
 fi
 record=$out/verified.json
-cp "results/$gpu/verified.json" "$record" 2>/dev/null
+[ -e "$record" ] || cp "results/$gpu/verified.json" "$record" 2> /dev/null
 
-# Steps that measure no time run in parallel, because they spend most of theirs on the host. They are reported in the
-# order in which they started.
-started=()
-start() {
-  local name=$1 limit=$2
-  shift 2
-  started+=("$name")
-  (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
-}
-for_information=sanitizer_racecheck_as_is  # it reports hazards that are none, so it cannot fail
-finish_all() {
-  wait
-  for name in "${started[@]}"; do
-    local code
-    code=$(cat "$out/$name.code")
-    rm "$out/$name.code"
-    if [ "$name" = $for_information ]; then say "info    $name"; else verdict "$name" "$code" ""; fi
-    say "$(grep -E ' passed, |tests? ran|PASSED|SUMMARY|worst error|equal' "$out/$name.txt" | tail -n 3 | sed 's/^/          /')"
-  done
-}
+for stage in "${stages[@]}"; do
+  [ "$(type -t "stage_$stage")" = function ] || { echo "there is no stage '$stage'"; exit 1; }
+  [ -e "$out/$stage.passed" ] && continue
+  summary=$out/$stage.summary
+  rm -f "$summary"
+  before=$bad
+  bad=0
+  from=$SECONDS
+  "stage_$stage"
+  say "$([ $bad = 0 ] && echo passed || echo FAILED): stage $stage, $((SECONDS - from)) s"
+  if [ $bad = 0 ]; then touch "$out/$stage.passed"; else before=1; fi
+  bad=$before
+done
 
-if ! skipped tests && [ -x "$build/bin/cuda_test" ]; then start cuda_test 200 "$build/bin/cuda_test"; fi
-if ! skipped verify; then
-  # Code for sm_90 is the portable kernels on Hopper.
-  for arch in native sm_90 sm_80 sm_75; do
-    start "verify_full_$arch" 400 "$tessera" verify --device cuda --suite full --arch-code $arch \
-      --json "$out/verify_full_$arch.json" --record "$record"
-  done
-  start verify_hostile 120 "$tessera" verify --device cuda --suite hostile --json "$out/verify_hostile.json"
-  start verify_hostile_sm_90 120 "$tessera" verify --device cuda --suite hostile --arch-code sm_90 \
-    --json "$out/verify_hostile_sm_90.json"
-  start verify_long 150 "$tessera" verify --device cuda --suite long --json "$out/verify_long.json"
-  start verify_repeat 200 "$tessera" verify --device cuda --suite full --filter det --repeat 100 \
-    --json "$out/verify_repeat.json"
-fi
-if ! skipped sanitizer; then
-  if command -v compute-sanitizer > /dev/null; then
-    sanitize=(compute-sanitizer --error-exitcode 9)
-    small_set=("$tessera" verify --device cuda --suite sanitize)
-    for tool in memcheck synccheck initcheck; do
-      start "sanitizer_$tool" 200 "${sanitize[@]}" --tool $tool "${small_set[@]}"
-    done
-    # Only racecheck on the copy that it understands can fail.
-    rm -rf "$out/racecheck_kernels"
-    "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
-    code=$?
-    verdict racecheck_sources $code ": $(cat "$out/racecheck_sources.txt")"
-    if [ $code = 0 ]; then
-      start sanitizer_racecheck 200 env TESSERA_KERNEL_SOURCES="$out/racecheck_kernels" "${sanitize[@]}" \
-        --tool racecheck "${small_set[@]}"
-    fi
-    start $for_information 200 "${sanitize[@]}" --tool racecheck "${small_set[@]}"
-  else
-    say "skipped sanitizer: compute-sanitizer is not on the path"
-  fi
-fi
-finish_all
-if [[ -f $out/cuda_test.txt ]] && grep -q PASSED "$out/cuda_test.txt" && ! grep -q FAILED "$out/cuda_test.txt"; then
-  "$tessera" kernels --record "$record" --by cuda_test --kernel attention/backward_preprocess.cuh
-fi
-if ! skipped bench; then
-  # fp16 uses the same code.
-  step bench 90 "$tessera" bench --device cuda --filter bf16 --min-time 0.03 --json "$out/bench.json"
-  step evidence 90 "$tessera" bench --device cuda --evidence --min-time 0.03 --json "$out/evidence.json"
-fi
-if ! skipped peers; then
-  if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
-    # The benchmark does not use the rest of the Python package, which need not be installed.
-    mkdir -p "$out/path"
-    cp -r python/tessera/bench "$out/path/tessera_bench"
-    lines=20 step peers 200 env PYTHONPATH="$out/path" "$python" -m tessera_bench \
-      --library "$build/lib/libtessera.so" --json "$out/peers.json"
-    rm -rf "$out/path"
-  else
-    say "skipped peers: $python has no PyTorch that sees the GPU"
-  fi
-fi
-
-if [ "${BREAK:-}" = 1 ]; then
-  lines=30 step break_kernels 400 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
-    --python "$python"
-fi
-
-rm -rf "$record.lock" "$out/racecheck_kernels"
-"$python" scripts/collect_results.py "$out" "results/$gpu" && say "results/$gpu is up to date"
+summary=$out/summary.txt
+: > "$summary"
+for stage in tests verify sanitizer bench peers break; do
+  if [ -e "$out/$stage.summary" ]; then cat "$out/$stage.summary" >> "$summary"; else echo "not run: stage $stage" >> "$summary"; fi
+done
+grep -qE '^(FAILED|TIMEOUT)' "$summary" && bad=1
+rm -f "$record.lock"
+"$python" scripts/collect_results.py "$out" "results/$gpu"
 tar -czf "$out/results-$gpu.tgz" "results/$gpu"  # for committing the results on another machine
-"$tessera" kernels | tee -a "$out/summary.txt"
-say "$((SECONDS - begin)) s in all on $gpu; $([ $bad = 0 ] && echo 'all checks passed' || echo 'SOME CHECKS FAILED')"
+"$tessera" kernels | tee -a "$summary"
+grep -E '^(passed|FAILED|TIMEOUT|not run|skipped)' "$summary"
+say "$((SECONDS - begin)) s on $gpu; $([ $bad = 0 ] && echo 'all checks that were run passed' || echo 'SOME CHECKS FAILED')"
 exit $bad

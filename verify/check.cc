@@ -175,17 +175,28 @@ Report check_trial(const Case& c, Trial& trial, Device& device, int repeat, int 
   return report;
 }
 
-Report check(const Case& c, Device& device, int repeat, int threads) {
-  // Asked first, so that no inputs are made for a case that no kernel serves.
-  const engine::Explanation explanation = c.explain(device.as_selected());
-  if (explanation.options.empty()) {
-    Report refused;
-    refused.outcome = Outcome::kRefused;
-    refused.detail = reasons_of(explanation);
-    return refused;
+std::vector<Report> check(const Case& c, const std::vector<Device*>& devices, int repeat, int threads) {
+  std::unique_ptr<Trial> trial;
+  std::vector<Report> reports;
+  for (Device* device : devices) {
+    // Asked first, so that no inputs are made for a case that no kernel serves.
+    const engine::Explanation explanation = c.explain(device->as_selected());
+    if (explanation.options.empty()) {
+      Report refused;
+      refused.outcome = Outcome::kRefused;
+      refused.detail = reasons_of(explanation);
+      reports.push_back(std::move(refused));
+      continue;
+    }
+    if (!trial) trial = c.trial();
+    device->use();
+    reports.push_back(check_trial(c, *trial, *device, repeat, threads));
   }
-  const std::unique_ptr<Trial> trial = c.trial();
-  return check_trial(c, *trial, device, repeat, threads);
+  return reports;
+}
+
+Report check(const Case& c, Device& device, int repeat, int threads) {
+  return check(c, std::vector<Device*>{&device}, repeat, threads).front();
 }
 
 }  // namespace tessera::verify

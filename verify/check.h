@@ -27,6 +27,8 @@ struct Report {
 // repeat: how many times the case is run. Every result that differs from the first is judged too, and if equal runs are
 // promised, a difference is a failure. threads: of the oracle; 0: all.
 Report check(const Case& c, Device& device, int repeat, int threads);
+// The same on several devices, one after the other, with the same inputs: the oracle is asked once for all of them.
+std::vector<Report> check(const Case& c, const std::vector<Device*>& devices, int repeat, int threads);
 
 // The same with inputs and expected results that already exist.
 Report check_trial(const Case& c, Trial& trial, Device& device, int repeat, int threads);

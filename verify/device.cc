@@ -1,6 +1,7 @@
 #include "verify/device.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -83,7 +84,7 @@ class CudaDevice final : public Device {
  public:
   // selected: engine::device_at's of this GPU, with the code that it is to run.
   CudaDevice(cuda::DeviceInfo info, const cuda::CodeArch& code, engine::Device selected, cuda::Stream stream)
-      : info_(std::move(info)), selected_(std::move(selected)), stream_(std::move(stream)) {
+      : info_(std::move(info)), code_(code), selected_(std::move(selected)), stream_(std::move(stream)) {
     const std::string own = cuda::arch_of(info_);
     name_ = format("cuda:{} ({}, {}", info_.index, info_.name, own);
     name_ += code.target.arch != own ? format(", as {})", code.target.arch) : ")";
@@ -94,11 +95,14 @@ class CudaDevice final : public Device {
   engine::Device as_selected() const override { return selected_; }
   int cuda_index() const override { return info_.index; }
   void* stream() const override { return stream_.get(); }
+  void use() const override { cuda::set_code_arch(code_); }
+
+  void keep_memory() override { keeps_ = true; }
 
   Status upload(Call& call) override {
-    held_.clear();
+    let_go();
     for (Buffer* b : call.buffers()) {
-      Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, b->storage.size());
+      Result<cuda::DeviceBuffer> memory = allocate(b->storage.size());
       if (!memory.ok()) return memory.status();
       if (Status s = memory->upload(b->storage.data(), b->storage.size()); !s.ok()) return s;
       b->tensor.data = memory->data();
@@ -137,7 +141,7 @@ class CudaDevice final : public Device {
       b->tensor.data = b->storage.data();
       b->tensor.device = {TESSERA_CPU, 0};
     }
-    held_.clear();
+    let_go();
     return {};
   }
 
@@ -232,6 +236,23 @@ class CudaDevice final : public Device {
   }
 
  private:
+  // With keep_memory(), sizes are powers of two, so that a buffer of an earlier call fits.
+  Result<cuda::DeviceBuffer> allocate(std::size_t bytes) {
+    if (!keeps_) return cuda::DeviceBuffer::make(info_.index, bytes);
+    const std::size_t size = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
+    const auto kept = spare_.find(size);
+    if (kept == spare_.end()) return cuda::DeviceBuffer::make(info_.index, size);
+    cuda::DeviceBuffer memory = std::move(kept->second);
+    spare_.erase(kept);
+    return memory;
+  }
+  void let_go() {
+    for (auto& [buffer, memory] : held_) {
+      if (keeps_) spare_.emplace(memory.bytes(), std::move(memory));
+    }
+    held_.clear();
+  }
+
   Status flush() {
     if (flush_bytes() == 0) return {};
     if (cache_.bytes() == 0) {
@@ -250,12 +271,15 @@ class CudaDevice final : public Device {
   }
 
   cuda::DeviceInfo info_;
+  cuda::CodeArch code_;
   std::string name_;
   engine::Device selected_;
   cuda::Stream stream_;
   cuda::DeviceBuffer scratch_;
   cuda::DeviceBuffer cache_;  // written to flush the L2 cache
   std::map<const Buffer*, cuda::DeviceBuffer> held_;
+  bool keeps_ = false;
+  std::multimap<std::size_t, cuda::DeviceBuffer> spare_;  // by size
 };
 
 }  // namespace

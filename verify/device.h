@@ -23,6 +23,13 @@ class Device {
 
   virtual void* stream() const { return nullptr; }  // of this object's own
 
+  // From now on, memory is kept for later calls instead of given back: allocating takes longer than a small problem.
+  virtual void keep_memory() {}
+
+  // Calls that this thread makes from now on run this device's code: several may be open for one GPU, each with the code
+  // of another architecture.
+  virtual void use() const {}
+
   // Points the buffers' tensors at memory of the device, with the host's contents.
   virtual Status upload(Call& call) = 0;
   // Fills what the op writes with NaN again, on the device.
@@ -59,8 +66,8 @@ class Device {
 // The architecture that --arch-code selects: if it is empty, that of TESSERA_CODE_ARCH, else native.
 std::string arch_code_in_force(const std::string& arch_code);
 
-// "cpu", "cuda", "cuda:N", and on a GPU the architecture whose code it is to run ("native", "sm_75", ...), which is set
-// for the whole process. TESSERA_INVALID_ARGUMENT for any other text, TESSERA_NO_DEVICE if it is not present.
+// "cpu", "cuda", "cuda:N", and on a GPU the architecture whose code it is to run ("native", "sm_75", ...). The thread
+// that opens it uses it. TESSERA_INVALID_ARGUMENT for any other text, TESSERA_NO_DEVICE if it is not present.
 Result<std::unique_ptr<Device>> open_device(const std::string& spelling, const std::string& arch_code = "");
 
 }  // namespace tessera::verify

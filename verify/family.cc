@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "base/arch.h"
+
 // Every family; verify/<name>/ defines <name>_family(). One line adds a family.
-#define TESSERA_FAMILIES(each) each(attention) each(gemm)
+#define TESSERA_FAMILIES(each) each(attention) each(gemm) each(mlp) each(norm) each(loss)
 
 namespace tessera::verify {
 
@@ -35,6 +37,12 @@ std::vector<std::unique_ptr<Case>> suite(std::string_view name) {
     for (std::unique_ptr<Case>& c : family->suite(name)) all.push_back(std::move(c));
   }
   return all;
+}
+
+std::vector<std::string> known_archs() {
+  std::vector<std::string> archs = arch_names();
+  std::erase(archs, "sm_90");
+  return archs;
 }
 
 const std::vector<std::string>& gate_archs() {

@@ -56,6 +56,9 @@ struct Family {
   // What the compile gate compiles for an architecture, and the kernels that `tessera kernels` lists.
   std::vector<jit::KernelInstance> (*gate)(const engine::Device& device);
   std::vector<StepCase> (*steps)();
+
+  // A small problem from a number, for `fuzz`; the same everywhere. Null: there is none.
+  std::unique_ptr<Case> (*random)(std::uint64_t number) = nullptr;
 };
 
 const std::vector<const Family*>& families();
@@ -64,7 +67,9 @@ const std::vector<const Family*>& families();
 std::vector<std::string> suite_names();
 std::vector<std::unique_ptr<Case>> suite(std::string_view name);
 
-// The architectures that the gate compiles for: "sm_75" ... "sm_90a".
+// The architectures that GPU kernels are known to compile for (base/arch.h; of those that have instructions of their own,
+// with these), and those of which the gate compiles every instance unless it is told otherwise.
+std::vector<std::string> known_archs();
 const std::vector<std::string>& gate_archs();
 std::vector<jit::KernelInstance> gate_instances(const std::string& arch);
 // Headers below kernels/ of every kernel that the gate compiles, sorted.

@@ -17,27 +17,39 @@ constexpr int kTensors = 9;  // a, b, out, bias, gate, gate_bias, saved, preacti
 struct Key {
   tessera_device device;
   std::int32_t threads, activation;
+  std::int32_t op, ranks;         // of a, b and out
   std::uint32_t flags, given;     // bits: tensors that are given
   std::uint32_t aligned, mapped;  // bits: rows at multiples of 16 bytes; strides that TMA takes
   tessera_dtype dtypes[2];        // a, out
-  std::int64_t m, n, k;
+  std::int64_t m, n, k, groups;
 };
+
+std::int64_t stride_of(const tessera_tensor& t, int dim) {
+  if (t.strides != nullptr) return t.strides[dim];
+  std::int64_t stride = 1;
+  for (int i = dim + 1; i < t.ndim; ++i) stride *= t.shape[i];
+  return stride;
+}
 
 // Must agree with src/gemm/check.cc.
 bool aligned(const tessera_tensor& t) {
   const std::uint64_t bytes = t.dtype.bits / 8;
   std::uint64_t all = reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset;
-  if (t.ndim == 2 && t.shape[0] > 1) {
-    all |= static_cast<std::uint64_t>(t.strides != nullptr ? t.strides[0] : t.shape[1]) * bytes;
+  for (int dim = 0; dim + 1 < t.ndim; ++dim) {
+    if (t.shape[dim] > 1) all |= static_cast<std::uint64_t>(stride_of(t, dim)) * bytes;
   }
   return all % 16 == 0;
 }
 bool mapped(const tessera_tensor& t) {
-  return t.ndim < 2 || t.strides == nullptr || t.shape[0] <= 1 ||
-         (t.strides[0] > 0 && t.strides[0] < std::int64_t{1} << 36);
+  bool all = true;
+  for (int dim = 0; dim + 1 < t.ndim; ++dim) {
+    const std::int64_t stride = stride_of(t, dim);
+    all &= t.shape[dim] <= 1 || (stride > 0 && stride < std::int64_t{1} << 36);
+  }
+  return all;
 }
 
-Key key_of(const tessera_gemm& a) {
+Key key_of(tessera_gemm_op op, const tessera_gemm& a) {
   Key key;
   std::memset(&key, 0, sizeof key);
   key.device = a.a->device;
@@ -54,9 +66,12 @@ Key key_of(const tessera_gemm& a) {
   }
   key.dtypes[0] = a.a->dtype;
   key.dtypes[1] = a.out->dtype;
-  key.m = a.out->shape[0];
-  key.n = a.out->shape[1];
-  key.k = a.a->shape[(a.flags & TESSERA_GEMM_A_TRANSPOSED) != 0 ? 0 : 1];
+  key.op = op;
+  key.ranks = a.a->ndim | a.b->ndim << 4 | a.out->ndim << 8;
+  key.m = a.out->shape[a.out->ndim - 2];
+  key.n = a.out->shape[a.out->ndim - 1];
+  key.k = a.a->shape[a.a->ndim - ((a.flags & TESSERA_GEMM_A_TRANSPOSED) != 0 ? 2 : 1)];
+  key.groups = a.offsets != nullptr ? a.offsets->shape[0] - 1 : a.b->ndim == 3 ? a.b->shape[0] : 0;
   return key;
 }
 
@@ -79,13 +94,13 @@ std::unordered_map<Key, Plan, KeyHash, KeyEqual>& plans() {
   return *all;
 }
 
-Plan plan_for(const tessera_gemm& args) {
-  const Key key = key_of(args);
+Plan plan_for(tessera_gemm_op op, const tessera_gemm& args) {
+  const Key key = key_of(op, args);
   const auto known = plans().find(key);
   if (known != plans().end()) return known->second;
   tessera_plan* made = nullptr;
   PyThreadState* state = PyEval_SaveThread();
-  const tessera_status status = tessera_gemm_plan_create(TESSERA_GEMM_DENSE, &args, &made);
+  const tessera_status status = tessera_gemm_plan_create(op, &args, &made);
   PyEval_RestoreThread(state);
   if (!succeeded(status)) return nullptr;
   Plan plan(made, PlanDeleter{});
@@ -94,57 +109,89 @@ Plan plan_for(const tessera_gemm& args) {
   return plan;
 }
 
+// Of a result: [m, n], or [groups, m, n] unless that is negative.
+struct Shape {
+  std::int64_t m, n, groups;
+  bool interleaved;  // in memory, the groups' first rows come first
+};
+
+Ref allocate(const View& like, PyObject* dtype, const Shape& s, View* view) {
+  const std::int64_t row = s.n;
+  Ref made;
+  if (s.groups >= 0) {
+    const std::int64_t shape[] = {s.groups, s.m, s.n};
+    const std::int64_t strides[] = {s.interleaved ? row : s.m * row, s.interleaved ? s.groups * row : row, 1};
+    made = allocate_strided(like, dtype, shape, strides, 3, view);
+  } else {
+    const std::int64_t shape[] = {s.m, s.n}, strides[] = {row, 1};
+    made = allocate_strided(like, dtype, shape, strides, 2, view);
+  }
+  return made;
+}
+
 }  // namespace
 
-// gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, with_preactivation, out_fp32)
+// gemm(a, b, bias, gate, gate_bias, saved, residual, offsets, activation, flags, options)
 //   -> out, or (out, preactivation)
 PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  // Must agree with python/tessera/_gemm.py.
+  constexpr unsigned long kGrouped = 1, kPreactivation = 2, kOutFp32 = 4, kInterleaved = 8;
   constexpr Py_ssize_t kValues = 11;
   if (count != kValues) {
     PyErr_Format(PyExc_TypeError, "gemm takes %zd arguments, not %zd", kValues, count);
     return nullptr;
   }
   tessera_gemm args = TESSERA_GEMM_INIT;
-  View a, b, bias, gate, gate_bias, saved, residual, out, preactivation;
+  View a, b, bias, gate, gate_bias, saved, residual, offsets, out, preactivation;
   if (!read(values[0], "a", Data::kNeeded, &a) || !read(values[1], "b", Data::kNeeded, &b) ||
       !read_optional(values[2], "bias", Data::kNeeded, &bias, &args.bias) ||
       !read_optional(values[3], "gate", Data::kNeeded, &gate, &args.gate) ||
       !read_optional(values[4], "gate_bias", Data::kNeeded, &gate_bias, &args.gate_bias) ||
       !read_optional(values[5], "saved", Data::kNeeded, &saved, &args.saved) ||
-      !read_optional(values[6], "residual", Data::kNeeded, &residual, &args.residual)) {
+      !read_optional(values[6], "residual", Data::kNeeded, &residual, &args.residual) ||
+      !read_optional(values[7], "offsets", Data::kNeeded, &offsets, &args.offsets)) {
     return nullptr;
   }
   args.a = &a.tensor;
   args.b = &b.tensor;
-  args.activation = static_cast<tessera_activation>(PyLong_AsLong(values[7]));
-  args.flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(values[8]));
+  args.activation = static_cast<tessera_activation>(PyLong_AsLong(values[8]));
+  args.flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(values[9]));
+  const unsigned long options = PyLong_AsUnsignedLong(values[10]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  const bool with_preactivation = PyObject_IsTrue(values[9]) == 1;
-  const bool out_fp32 = PyObject_IsTrue(values[10]) == 1;
+  const bool grouped = (options & kGrouped) != 0;
   for (const View* view : {&a, &b}) {
-    if (view->tensor.ndim == 2) continue;
-    fail(std::string(view == &a ? "a" : "b") + " has " + std::to_string(view->tensor.ndim) + " dims; 2 are accepted");
+    if (view->tensor.ndim == 2 || (grouped && view->tensor.ndim == 3)) continue;
+    fail(std::string(view == &a ? "a" : "b") + " has " + std::to_string(view->tensor.ndim) + " dims; " +
+         (grouped ? "2 and 3 are accepted" : "2 are accepted"));
     return nullptr;
   }
-  const std::int64_t shape[] = {a.tensor.shape[(args.flags & TESSERA_GEMM_A_TRANSPOSED) != 0 ? 1 : 0],
-                                b.tensor.shape[(args.flags & TESSERA_GEMM_B_TRANSPOSED) != 0 ? 1 : 0]};
-  Ref result = allocate(a, out_fp32 ? torch.float32 : nullptr, shape, 2, Fill::kNone, &out);
+  const auto dim = [](const View& v, bool transposed) { return v.tensor.shape[v.tensor.ndim - (transposed ? 1 : 2)]; };
+  const std::int64_t m = dim(a, (args.flags & TESSERA_GEMM_A_TRANSPOSED) != 0);
+  const std::int64_t n = dim(b, (args.flags & TESSERA_GEMM_B_TRANSPOSED) != 0);
+  const bool ragged = args.offsets != nullptr, layers = grouped && (!ragged || b.tensor.ndim == 2);
+  const std::int64_t groups = !layers                    ? 1
+                              : !ragged                  ? b.tensor.shape[0]
+                              : offsets.tensor.ndim == 1 ? offsets.tensor.shape[0] - 1
+                                                         : 0;
+  const Shape shape{m, n, layers ? groups : -1, (options & kInterleaved) != 0};
+  Ref result = allocate(a, (options & kOutFp32) != 0 ? torch.float32 : nullptr, shape, &out);
   if (!result) return nullptr;
   args.out = &out.tensor;
   Ref before;
-  if (with_preactivation) {
-    before = allocate(a, nullptr, shape, 2, Fill::kNone, &preactivation);
+  if ((options & kPreactivation) != 0) {
+    before = allocate(a, nullptr, shape, &preactivation);
     if (!before) return nullptr;
     args.preactivation = &preactivation.tensor;
   }
   if (args.a->device.type == TESSERA_CPU && !follow_threads()) return nullptr;
-  const Plan plan = plan_for(args);
+  const auto op = grouped ? TESSERA_GEMM_GROUPED : TESSERA_GEMM_DENSE;
+  const Plan plan = plan_for(op, args);
   if (!plan) return nullptr;
   const bool done = run_plan(plan.get(), a, [&](void* workspace, std::size_t bytes, void* stream) {
     return tessera_gemm_plan_run(plan.get(), &args, workspace, bytes, stream);
   });
   if (!done) return nullptr;
-  return with_preactivation ? PyTuple_Pack(2, result.get(), before.get()) : result.release();
+  return before ? PyTuple_Pack(2, result.get(), before.get()) : result.release();
 }
 
 }  // namespace tessera::python

@@ -18,7 +18,7 @@ Fill rows_of(const tessera_attention& args) { return args.cu_seqlens_q != nullpt
 
 // Every op takes its options as one tuple, in this order.
 bool read_options(PyObject* options, tessera_attention* args) {
-  constexpr Py_ssize_t kOptions = 8;
+  constexpr Py_ssize_t kOptions = 9;
   if (PyTuple_Size(options) != kOptions) {
     PyErr_Format(PyExc_TypeError, "options must be a tuple of %zd", kOptions);
     return false;
@@ -32,6 +32,7 @@ bool read_options(PyObject* options, tessera_attention* args) {
   args->window_right = PyLong_AsLongLong(at(5));
   args->max_seqlen_q = PyLong_AsLongLong(at(6));
   args->max_seqlen_k = PyLong_AsLongLong(at(7));
+  args->attention_chunk = PyLong_AsLongLong(at(8));
   return PyErr_Occurred() == nullptr;
 }
 
@@ -75,20 +76,21 @@ struct Inputs {
   }
 };
 
-// What decode has besides: the rows of the cache, and keys that are appended to it.
+// What decode has besides: the rows of the cache, packed queries, and keys that are appended to the cache.
 struct Appended {
-  static constexpr Py_ssize_t kValues = 8;
-  View cache_batch_idx, leftpad_k, k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status;
+  static constexpr Py_ssize_t kValues = 9;
+  View cache_batch_idx, leftpad_k, lengths_q, k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status;
 
   bool read(PyObject* const* values, Data data, tessera_attention* args) {
     return read_optional(values[0], "cache_batch_idx", data, &cache_batch_idx, &args->cache_batch_idx) &&
            read_optional(values[1], "leftpad_k", data, &leftpad_k, &args->leftpad_k) &&
-           read_optional(values[2], "k_new", data, &k_new, &args->k_new) &&
-           read_optional(values[3], "v_new", data, &v_new, &args->v_new) &&
-           read_optional(values[4], "rotary_cos", data, &rotary_cos, &args->rotary_cos) &&
-           read_optional(values[5], "rotary_sin", data, &rotary_sin, &args->rotary_sin) &&
-           read_optional(values[6], "rotary_seqlens", data, &rotary_seqlens, &args->rotary_seqlens) &&
-           read_optional(values[7], "status", data, &status, &args->status);
+           read_optional(values[2], "cu_seqlens_q", data, &lengths_q, &args->cu_seqlens_q) &&
+           read_optional(values[3], "k_new", data, &k_new, &args->k_new) &&
+           read_optional(values[4], "v_new", data, &v_new, &args->v_new) &&
+           read_optional(values[5], "rotary_cos", data, &rotary_cos, &args->rotary_cos) &&
+           read_optional(values[6], "rotary_sin", data, &rotary_sin, &args->rotary_sin) &&
+           read_optional(values[7], "rotary_seqlens", data, &rotary_seqlens, &args->rotary_seqlens) &&
+           read_optional(values[8], "status", data, &status, &args->status);
   }
 };
 
@@ -141,16 +143,16 @@ PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return outputs.result(with_lse);
 }
 
-// decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, k_new, v_new, rotary_cos, rotary_sin,
-//        rotary_seqlens, status, options, with_lse) -> out or (out, lse)
+// decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_new, v_new,
+//        rotary_cos, rotary_sin, rotary_seqlens, status, options, with_lse) -> out or (out, lse)
 PyObject* decode(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("decode", count, 16)) return nullptr;
+  if (!expect("decode", count, 17)) return nullptr;
   Inputs in;
   Appended appended;
   Outputs outputs;
-  const bool with_lse = is_true(values[15]);
+  const bool with_lse = is_true(values[16]);
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_cache(values + 3, Data::kNeeded) ||
-      !appended.read(values + 6, Data::kNeeded, &in.args) || !read_options(values[14], &in.args) ||
+      !appended.read(values + 6, Data::kNeeded, &in.args) || !read_options(values[15], &in.args) ||
       !outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
     return nullptr;
   }
@@ -323,6 +325,11 @@ PyMODINIT_FUNC PyInit__native() {
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},
       {"explain", fast<explain>(), METH_FASTCALL, nullptr},
       {"gemm", fast<gemm>(), METH_FASTCALL, nullptr},
+      {"norm_forward", fast<norm_forward>(), METH_FASTCALL, nullptr},
+      {"norm_backward", fast<norm_backward>(), METH_FASTCALL, nullptr},
+      {"norm_rotary", fast<norm_rotary>(), METH_FASTCALL, nullptr},
+      {"gmm_nll", fast<gmm_nll>(), METH_FASTCALL, nullptr},
+      {"mlp", fast<mlp>(), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyModuleDef definition = {

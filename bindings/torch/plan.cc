@@ -19,7 +19,7 @@ struct Key {
   tessera_device device;
   tessera_dtype dtype;
   // Bits: which optional tensors are given; which tensors have all rows 16-byte aligned; which of q, k, v and dout TMA
-  // can read.
+  // can read; of k and v also as a cache.
   std::uint32_t given;
   std::int32_t ndims[4];  // q, k, v, slopes
   std::int64_t shapes[3][4];
@@ -28,7 +28,7 @@ struct Key {
   float scale, softcap;
   std::uint32_t flags;
   std::int32_t alignment;
-  std::int64_t window_left, window_right, max_q, max_k;
+  std::int64_t window_left, window_right, max_q, max_k, chunk;
 };
 
 static_assert(std::has_unique_object_representations_v<tessera_device>);
@@ -53,6 +53,13 @@ bool mappable(const tessera_tensor* t) {
   return true;
 }
 
+// Likewise with cache_extents_fit there.
+bool mappable_cache(const tessera_tensor* t) {
+  if (t->ndim != 4 || t->shape[1] <= 1) return false;
+  if (t->shape[0] <= 1 || t->strides == nullptr) return true;
+  return t->strides[1] > 0 && t->strides[0] % t->strides[1] == 0;
+}
+
 Key key_of(tessera_attention_op op, const tessera_attention& a) {
   Key key;
   std::memset(&key, 0, sizeof key);
@@ -74,6 +81,10 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
     if (t != nullptr && mappable(t)) key.given |= bit;
     bit <<= 1;
   }
+  for (const tessera_tensor* t : {a.k, a.v}) {
+    if (op == TESSERA_ATTENTION_DECODE && mappable_cache(t)) key.given |= bit;
+    bit <<= 1;
+  }
   const tessera_tensor* inputs[] = {a.q, a.k, a.v};
   for (int i = 0; i < 3; ++i) {
     key.ndims[i] = inputs[i]->ndim;
@@ -92,6 +103,7 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
   key.window_right = a.window_right;
   key.max_q = a.max_seqlen_q;
   key.max_k = a.max_seqlen_k;
+  key.chunk = a.attention_chunk;
   return key;
 }
 

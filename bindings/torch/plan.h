@@ -19,6 +19,13 @@ bool run_plan(const tessera_plan* plan, const View& like,
 
 // tessera._native.gemm: bindings/torch/gemm.cc.
 PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count);
+// bindings/torch/norm.cc and loss.cc.
+PyObject* norm_forward(PyObject*, PyObject* const* values, Py_ssize_t count);
+PyObject* norm_backward(PyObject*, PyObject* const* values, Py_ssize_t count);
+PyObject* norm_rotary(PyObject*, PyObject* const* values, Py_ssize_t count);
+PyObject* gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count);
+// tessera._native.mlp: bindings/torch/mlp.cc.
+PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count);
 
 // Raises tessera.Error with the library's error message unless status is TESSERA_OK.
 bool succeeded(tessera_status status);

@@ -220,6 +220,13 @@ Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int d
   return made;
 }
 
+Ref allocate_strided(const View& like, PyObject* dtype, const std::int64_t* shape, const std::int64_t* strides,
+                     int dims, View* view) {
+  Ref made = allocate_by_size(like.object, dtype, shape, strides, dims, Fill::kNone, Layout::kRowsFirst);
+  if (!made || !read(made.get(), "output", Data::kNeeded, view)) return {};
+  return made;
+}
+
 bool set_up(PyObject* error, PyObject* members, bool dlpack) {
   Py_INCREF(error);
   error_type = error;

@@ -121,5 +121,8 @@ enum class Fill { kNone, kZero, kMinusInfinity };
 // Layout::kHeadsFirst, PyTorch sees the second and third of its four dims swapped.
 Ref allocate(const View& like, PyObject* dtype, const std::int64_t* shape, int dims, Fill fill, View* view,
              Layout layout = Layout::kRowsFirst);
+// The same with these strides, not filled.
+Ref allocate_strided(const View& like, PyObject* dtype, const std::int64_t* shape, const std::int64_t* strides,
+                     int dims, View* view);
 
 }  // namespace tessera::python

@@ -11,11 +11,11 @@ extern "C" {
 typedef enum tessera_attention_op {
   TESSERA_ATTENTION_FORWARD = 0,
   TESSERA_ATTENTION_BACKWARD = 1,
-  TESSERA_ATTENTION_DECODE = 2 /* few queries, at the end of each sequence, against a KV cache */
+  TESSERA_ATTENTION_DECODE = 2 /* queries at the end of each sequence, against a KV cache */
 } tessera_attention_op;
 
 /* The position of query 0 on the keys' axis. Required if Sq != Sk and anything depends on position (causal, window,
- * ALiBi). Decode is always bottom-right. */
+ * chunks, ALiBi). Decode is always bottom-right. */
 typedef enum tessera_alignment {
   TESSERA_ALIGN_UNSPECIFIED = 0,
   TESSERA_ALIGN_TOP_LEFT = 1,    /* query i is at key i */
@@ -55,8 +55,8 @@ typedef struct tessera_attention {
   int64_t window_left;  /* keys visible left of the query's position, which is not counted; -1: all */
   int64_t window_right; /* likewise to the right */
 
-  /* Variable length (forward and backward): int32 [B + 1], starting at 0, never decreasing, and ending at most at the
-   * rows of q or k. Both or neither. max_seqlen bounds every length; 0: the CPU backend reads it from cu_seqlens,
+  /* Variable length: int32 [B + 1], starting at 0, never decreasing, and ending at most at the rows of q or k. Forward
+   * and backward take both or neither; decode takes cu_seqlens_q alone, not with k_new. max_seqlen bounds every length; 0: the CPU backend reads it from cu_seqlens,
    * on a GPU the rows of q or k are taken instead, which launches more CTAs than are needed. */
   const tessera_tensor* cu_seqlens_q;
   const tessera_tensor* cu_seqlens_k;
@@ -70,7 +70,7 @@ typedef struct tessera_attention {
 
   /* Decode, all optional. k_new and v_new are written to the cache, behind the keys in use, and are attended to. Rotary
    * embedding rotates the first R columns of k_new and q before anything else: new key i is at position p + i, query i
-   * too if the mask is causal or a window and else at p, with p = rotary_seqlens or cache_seqlens.
+   * too if there is a mask (causal, a window, chunks) and else at p, with p = rotary_seqlens or cache_seqlens.
    * On a GPU lengths are known to the device alone. A sequence whose lengths or indices do not fit the cache (an append
    * to a full one) is refused there: its out is 0, its lse -inf, its cache is not touched and its status is 1. */
   const tessera_tensor* k_new;           /* [B, Sn, Hkv, Dqk] */
@@ -81,13 +81,17 @@ typedef struct tessera_attention {
   const tessera_tensor* cache_batch_idx; /* int32 [B]: each sequence's row of k and v; NULL: b; not with page_table */
   const tessera_tensor* leftpad_k;       /* int32 [B]: keys at the start of each sequence that no query sees */
   const tessera_tensor* status;          /* int32 [B], written: 0, or 1 if the sequence was refused */
+
+  /* Forward and decode: a query at position x sees only keys of its chunk, floor(x / attention_chunk); 0: no chunks. Not
+   * with leftpad_k. */
+  int64_t attention_chunk;
 } tessera_attention;
 
 #define TESSERA_ATTENTION_INIT                                                                                     \
   {                                                                                                                \
     sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u,   \
         TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-        NULL                                                                                                       \
+        NULL, 0                                                                                                    \
   }
 
 TESSERA_API tessera_status tessera_attention_plan_create(tessera_attention_op op, const tessera_attention* args,
@@ -107,7 +111,7 @@ TESSERA_API tessera_status tessera_attention_run(tessera_attention_op op, const 
 TESSERA_API tessera_status tessera_attention_workspace(tessera_attention_op op, const tessera_attention* args,
                                                        size_t* bytes);
 
-/* Which kernel would serve these arguments, and why the others would not. arch: "cpu", "sm_75" ... "sm_90a" for a
+/* Which kernel would serve these arguments, and why the others would not. arch: "cpu", "sm_75" ... "sm_121" for a
  * device that need not be present, or NULL for the tensors' own. Data pointers are not read and may be NULL.
  * Writes at most capacity bytes, always terminated; *needed (optional) gets the full size, terminator included. */
 TESSERA_API tessera_status tessera_attention_explain(tessera_attention_op op, const tessera_attention* args,

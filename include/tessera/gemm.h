@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 typedef enum tessera_gemm_op {
-  TESSERA_GEMM_DENSE = 0 /* one product */
+  TESSERA_GEMM_DENSE = 0,  /* one product */
+  TESSERA_GEMM_GROUPED = 1 /* one product per group */
 } tessera_gemm_op;
 
 typedef enum tessera_activation {
@@ -50,10 +51,24 @@ typedef struct tessera_gemm {
 
   tessera_activation activation;
   uint32_t flags; /* TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED */
+
+  const tessera_tensor* offsets; /* int32 [G + 1], on the tensors' device, TESSERA_GEMM_GROUPED only: see below */
 } tessera_gemm;
 
+/* TESSERA_GEMM_GROUPED: G products, each with its own b, and the epilogue of each. bias and gate_bias are [G, N]. Tensors
+ * that have a matrix per group begin with that dim. Which dims are the groups' follows from what is given:
+ *
+ *   offsets, b [G, N, K]   Group g has rows offsets[g] to offsets[g + 1] of a [M, K], out [M, N] and all that is like out.
+ *                          Rows from offsets[G] on are not written. a is not transposed.
+ *   offsets, b [K, N]      Group g has rows offsets[g] to offsets[g + 1] of a [K, M] and b, and out is [G, M, N]: gradients
+ *                          of weights. a and b are transposed.
+ *   no offsets             a is [G, M, K], or [M, K] if all groups share it; b [G, N, K]; out [G, M, N].
+ *
+ * offsets[0] is 0 and entries do not decrease; groups may be empty. On a GPU, offsets are read by the device alone; an
+ * entry that breaks the rule selects other rows, but none outside of the tensors. */
+
 #define TESSERA_GEMM_INIT \
-  { sizeof(tessera_gemm), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, TESSERA_ACTIVATION_NONE, 0u }
+  { sizeof(tessera_gemm), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, TESSERA_ACTIVATION_NONE, 0u, NULL }
 
 TESSERA_API tessera_status tessera_gemm_plan_create(tessera_gemm_op op, const tessera_gemm* args, tessera_plan** plan);
 
@@ -70,7 +85,7 @@ TESSERA_API tessera_status tessera_gemm_run(tessera_gemm_op op, const tessera_ge
                                             size_t workspace_bytes, void* stream);
 TESSERA_API tessera_status tessera_gemm_workspace(tessera_gemm_op op, const tessera_gemm* args, size_t* bytes);
 
-/* Which kernel would serve these arguments, and why the others would not. arch: "cpu", "sm_75" ... "sm_90a" for a
+/* Which kernel would serve these arguments, and why the others would not. arch: "cpu", "sm_75" ... "sm_121" for a
  * device that need not be present, or NULL for the tensors' own. Data pointers are not read and may be NULL.
  * Writes at most capacity bytes, always terminated; *needed (optional) gets the full size, terminator included. */
 TESSERA_API tessera_status tessera_gemm_explain(tessera_gemm_op op, const tessera_gemm* args, const char* arch,

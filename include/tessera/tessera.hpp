@@ -17,6 +17,9 @@
 
 #include "tessera/attention.h"
 #include "tessera/gemm.h"
+#include "tessera/loss.h"
+#include "tessera/mlp.h"
+#include "tessera/norm.h"
 
 namespace tessera {
 
@@ -88,6 +91,7 @@ struct Attention {
   tessera_alignment alignment = TESSERA_ALIGN_UNSPECIFIED;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
+  std::int64_t attention_chunk = 0;
   Tensor cu_seqlens_q{}, cu_seqlens_k{};
   std::int64_t max_seqlen_q = 0;
   std::int64_t max_seqlen_k = 0;
@@ -129,6 +133,7 @@ class Lowered {
     args_.alignment = a.alignment;
     args_.window_left = a.window_left;
     args_.window_right = a.window_right;
+    args_.attention_chunk = a.attention_chunk;
     args_.cu_seqlens_q = tensor(a.cu_seqlens_q);
     args_.cu_seqlens_k = tensor(a.cu_seqlens_k);
     args_.max_seqlen_q = a.max_seqlen_q;
@@ -223,6 +228,7 @@ inline std::string explain(tessera_attention_op op, const Attention& attention, 
 struct Gemm {
   Tensor a{}, b{}, out{};
   Tensor bias{}, gate{}, gate_bias{}, saved{}, preactivation{}, residual{};
+  Tensor offsets{};  // of a grouped product
   tessera_activation activation = TESSERA_ACTIVATION_NONE;
   bool a_transposed = false;
   bool b_transposed = false;
@@ -243,6 +249,7 @@ class LoweredGemm {
     args_.saved = tensor(g.saved);
     args_.preactivation = tensor(g.preactivation);
     args_.residual = tensor(g.residual);
+    args_.offsets = tensor(g.offsets);
     args_.activation = g.activation;
     if (g.a_transposed) args_.flags |= TESSERA_GEMM_A_TRANSPOSED;
     if (g.b_transposed) args_.flags |= TESSERA_GEMM_B_TRANSPOSED;
@@ -253,7 +260,7 @@ class LoweredGemm {
   const tessera_gemm* get() const noexcept { return &args_; }
 
  private:
-  static constexpr std::size_t kTensors = 9;
+  static constexpr std::size_t kTensors = 10;
 
   const tessera_tensor* tensor(const Tensor& t) {
     if (!t.given()) return nullptr;
@@ -273,12 +280,17 @@ inline void gemm_dense(const Gemm& args, void* stream = nullptr) {
   detail::throw_unless_ok(tessera_gemm_run(TESSERA_GEMM_DENSE, detail::LoweredGemm(args).get(), nullptr, 0, stream));
 }
 
+// One product per group; tessera/gemm.h says which dims are the groups'.
+inline void gemm_grouped(const Gemm& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_gemm_run(TESSERA_GEMM_GROUPED, detail::LoweredGemm(args).get(), nullptr, 0, stream));
+}
+
 // As Plan, for products.
 class GemmPlan {
  public:
-  explicit GemmPlan(const Gemm& args) {
+  explicit GemmPlan(const Gemm& args, tessera_gemm_op op = TESSERA_GEMM_DENSE) {
     tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_gemm_plan_create(TESSERA_GEMM_DENSE, detail::LoweredGemm(args).get(), &plan));
+    detail::throw_unless_ok(tessera_gemm_plan_create(op, detail::LoweredGemm(args).get(), &plan));
     plan_.reset(plan);
   }
 
@@ -297,6 +309,205 @@ class GemmPlan {
     void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
   };
   std::unique_ptr<tessera_plan, Destroy> plan_;
+};
+
+// The arguments of an MLP; tessera_mlp in mlp.h says what each is.
+struct Mlp {
+  Tensor x{}, up{}, down{}, out{}, dout{};
+  Tensor gate{}, up_bias{}, gate_bias{}, down_bias{}, residual{};
+  Tensor before{}, before_gate{}, hidden{};
+  Tensor dx{}, dup{}, ddown{}, dgate{}, dbefore{}, dbefore_gate{};
+  tessera_activation activation = TESSERA_ACTIVATION_SILU;
+};
+
+// The arguments of a norm or a rotary embedding; tessera_norm in norm.h says what each is.
+struct Norm {
+  Tensor x{}, out{}, weight{}, bias{};
+  Tensor residual{}, sum{}, rstd{}, mean{};
+  Tensor dout{}, dsum{}, dx{}, dweight{}, dbias{};
+  Tensor cos{}, sin{}, positions{};
+  float eps = 1e-5f;
+  bool centered = false;     // LayerNorm
+  bool interleaved = false;  // rotary
+  bool inverse = false;      // rotary
+};
+
+// The arguments of a loss; tessera_loss in loss.h says what each is.
+struct Loss {
+  Tensor params{}, target{}, out{}, dparams{};
+  tessera_reduction reduction = TESSERA_REDUCTION_MEAN;
+};
+
+namespace detail {
+
+// Arguments as the C struct. It points into them and into itself, so it is neither copied nor moved.
+template <class Args, std::size_t kTensors>
+class LoweredArgs {
+ public:
+  LoweredArgs(const LoweredArgs&) = delete;
+  LoweredArgs& operator=(const LoweredArgs&) = delete;
+
+  const Args* get() const noexcept { return &args_; }
+
+ protected:
+  explicit LoweredArgs(const Args& initial) : args_(initial) {}
+
+  const tessera_tensor* tensor(const Tensor& t) {
+    if (!t.given()) return nullptr;
+    views_[count_] = t.view();
+    return &views_[count_++];
+  }
+
+  Args args_;
+
+ private:
+  std::array<tessera_tensor, kTensors> views_{};
+  std::size_t count_ = 0;
+};
+
+class LoweredMlp : public LoweredArgs<tessera_mlp, 19> {
+ public:
+  explicit LoweredMlp(const Mlp& m) : LoweredArgs(TESSERA_MLP_INIT) {
+    args_.x = tensor(m.x);
+    args_.up = tensor(m.up);
+    args_.down = tensor(m.down);
+    args_.out = tensor(m.out);
+    args_.dout = tensor(m.dout);
+    args_.gate = tensor(m.gate);
+    args_.up_bias = tensor(m.up_bias);
+    args_.gate_bias = tensor(m.gate_bias);
+    args_.down_bias = tensor(m.down_bias);
+    args_.residual = tensor(m.residual);
+    args_.before = tensor(m.before);
+    args_.before_gate = tensor(m.before_gate);
+    args_.hidden = tensor(m.hidden);
+    args_.dx = tensor(m.dx);
+    args_.dup = tensor(m.dup);
+    args_.ddown = tensor(m.ddown);
+    args_.dgate = tensor(m.dgate);
+    args_.dbefore = tensor(m.dbefore);
+    args_.dbefore_gate = tensor(m.dbefore_gate);
+    args_.activation = m.activation;
+  }
+};
+
+class LoweredNorm : public LoweredArgs<tessera_norm, 16> {
+ public:
+  explicit LoweredNorm(const Norm& n) : LoweredArgs(TESSERA_NORM_INIT) {
+    args_.x = tensor(n.x);
+    args_.out = tensor(n.out);
+    args_.weight = tensor(n.weight);
+    args_.bias = tensor(n.bias);
+    args_.residual = tensor(n.residual);
+    args_.sum = tensor(n.sum);
+    args_.rstd = tensor(n.rstd);
+    args_.mean = tensor(n.mean);
+    args_.dout = tensor(n.dout);
+    args_.dsum = tensor(n.dsum);
+    args_.dx = tensor(n.dx);
+    args_.dweight = tensor(n.dweight);
+    args_.dbias = tensor(n.dbias);
+    args_.cos = tensor(n.cos);
+    args_.sin = tensor(n.sin);
+    args_.positions = tensor(n.positions);
+    args_.eps = n.eps;
+    if (n.centered) args_.flags |= TESSERA_NORM_CENTERED;
+    if (n.interleaved) args_.flags |= TESSERA_NORM_INTERLEAVED;
+    if (n.inverse) args_.flags |= TESSERA_NORM_INVERSE;
+  }
+};
+
+class LoweredLoss : public LoweredArgs<tessera_loss, 4> {
+ public:
+  explicit LoweredLoss(const Loss& l) : LoweredArgs(TESSERA_LOSS_INIT) {
+    args_.params = tensor(l.params);
+    args_.target = tensor(l.target);
+    args_.out = tensor(l.out);
+    args_.dparams = tensor(l.dparams);
+    args_.reduction = l.reduction;
+  }
+};
+
+}  // namespace detail
+
+// The library allocates the workspace.
+inline void mlp_forward(const Mlp& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_mlp_run(TESSERA_MLP_FORWARD, detail::LoweredMlp(args).get(), nullptr, 0, stream));
+}
+inline void mlp_backward(const Mlp& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_mlp_run(TESSERA_MLP_BACKWARD, detail::LoweredMlp(args).get(), nullptr, 0, stream));
+}
+inline void norm_forward(const Norm& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_norm_run(TESSERA_NORM_FORWARD, detail::LoweredNorm(args).get(), nullptr, 0, stream));
+}
+inline void norm_backward(const Norm& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_norm_run(TESSERA_NORM_BACKWARD, detail::LoweredNorm(args).get(), nullptr, 0, stream));
+}
+inline void norm_rotary(const Norm& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_norm_run(TESSERA_NORM_ROTARY, detail::LoweredNorm(args).get(), nullptr, 0, stream));
+}
+inline void loss_gmm_nll(const Loss& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_loss_run(TESSERA_LOSS_GMM_NLL, detail::LoweredLoss(args).get(), nullptr, 0, stream));
+}
+
+namespace detail {
+
+class OwnedPlan {
+ public:
+  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
+  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
+    return tessera_plan_explain(plan_.get(), format);
+  }
+
+ protected:
+  struct Destroy {
+    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
+  };
+  std::unique_ptr<tessera_plan, Destroy> plan_;
+};
+
+}  // namespace detail
+
+// As Plan, for MLPs.
+class MlpPlan : public detail::OwnedPlan {
+ public:
+  MlpPlan(tessera_mlp_op op, const Mlp& args) {
+    tessera_plan* plan = nullptr;
+    detail::throw_unless_ok(tessera_mlp_plan_create(op, detail::LoweredMlp(args).get(), &plan));
+    plan_.reset(plan);
+  }
+  void run(const Mlp& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    detail::throw_unless_ok(
+        tessera_mlp_plan_run(plan_.get(), detail::LoweredMlp(args).get(), workspace, bytes, stream));
+  }
+};
+
+// As Plan, for norms.
+class NormPlan : public detail::OwnedPlan {
+ public:
+  NormPlan(tessera_norm_op op, const Norm& args) {
+    tessera_plan* plan = nullptr;
+    detail::throw_unless_ok(tessera_norm_plan_create(op, detail::LoweredNorm(args).get(), &plan));
+    plan_.reset(plan);
+  }
+  void run(const Norm& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    detail::throw_unless_ok(
+        tessera_norm_plan_run(plan_.get(), detail::LoweredNorm(args).get(), workspace, bytes, stream));
+  }
+};
+
+// As Plan, for losses.
+class LossPlan : public detail::OwnedPlan {
+ public:
+  explicit LossPlan(const Loss& args, tessera_loss_op op = TESSERA_LOSS_GMM_NLL) {
+    tessera_plan* plan = nullptr;
+    detail::throw_unless_ok(tessera_loss_plan_create(op, detail::LoweredLoss(args).get(), &plan));
+    plan_.reset(plan);
+  }
+  void run(const Loss& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    detail::throw_unless_ok(
+        tessera_loss_plan_run(plan_.get(), detail::LoweredLoss(args).get(), workspace, bytes, stream));
+  }
 };
 
 }  // namespace tessera

@@ -274,8 +274,8 @@ struct AttentionBackward {
     const int first_k = uniform(kFirstK);
     const int last_position = first_position + config.block_q - 1;
     const bool masked = first_k + config.block_k > uniform(kLenK) ||
-                        (config.masked && (first_k < p.band.keys_of(last_position).begin ||
-                                           first_k + config.block_k > p.band.keys_of(first_position).end));
+                        (config.masked && (first_k < p.band.keys_of<false>(last_position).begin ||
+                                           first_k + config.block_k > p.band.keys_of<false>(first_position).end));
     const float slope = config.score_mod && p.alibi_slopes
                             ? p.alibi_slopes[uniform(kBatch) * p.alibi_batch_stride + head_of(query_tile)]
                             : 0.0f;

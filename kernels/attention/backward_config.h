@@ -116,10 +116,10 @@ struct AttentionBackwardParams {
   int seq_k;
   unsigned heads_q;
   unsigned group;  // query heads that share a key head
+  float scale;
+  float softcap;   // 0: none
   unsigned tiles;  // CTAs of the longest sequence
   Band band;
-  float scale;
-  float softcap;  // 0: none
 };
 
 }  // namespace tessera

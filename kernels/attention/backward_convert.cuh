@@ -1,5 +1,5 @@
-// dQ = scale * sums, from fp32 tiles in the order of mma's accumulators to rows of the tensor. Memory-bound: 6 bytes
-// per element.
+// dQ = scale * sums, from fp32 tiles in the order of mma's accumulators to rows of the tensor; dK and dV likewise if
+// CTAs share them. Memory-bound: 6 bytes per element.
 //
 // A warp converts four adjacent tiles of 16 x 8. Each lane reads the values that it would hold as an mma accumulator,
 // so that the warp reads full cache lines. The four lanes of a quad then hold two rows of all four tiles between them,
@@ -22,15 +22,15 @@ __forceinline__ void backward_convert(const BackwardConvertParams& p) {
   const unsigned batch_head = blockIdx.x / p.blocks;
   const int head = batch_head % p.heads;
   const int batch = batch_head / p.heads;
-  const int len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
+  const int length = length_of(p.cu_seqlens, batch, p.seq);
   const int lane = threadIdx.x % 32;
   const unsigned groups = (p.chunks + kConvertTiles - 1) / kConvertTiles;  // of adjacent tiles in a row of tiles
   const unsigned item = blockIdx.x % p.blocks * (config.threads / 32) + threadIdx.x / 32;
   const int first_chunk = item % groups * kConvertTiles;
   const Index first_row = static_cast<Index>(item / groups) * 16;
-  if (first_row >= len_q) return;
+  if (first_row >= length) return;
 
-  const float* tiles = dq_sums_of(p.dq_sums, p.cu_seqlens_q, batch, head, p.heads, p.block_q, p.chunks * 8) +
+  const float* tiles = dq_sums_of(p.sums, p.cu_seqlens, batch, head, p.heads, p.block, p.chunks * 8) +
                        (first_row / 16 * p.chunks + first_chunk) * 128;
   float sums[kConvertTiles][4];
 #pragma unroll
@@ -46,13 +46,13 @@ __forceinline__ void backward_convert(const BackwardConvertParams& p) {
     }
   }
   const int chunk = first_chunk + lane % 4;
-  Bits16* out = rows_of(p.dq, p.dq_strides, p.cu_seqlens_q, batch, head) + chunk * 8;
+  Bits16* out = rows_of(p.out, p.strides, p.cu_seqlens, batch, head) + chunk * 8;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     transpose_quad(rows[half], lane);
     const Index row = first_row + half * 8 + lane / 4;
-    if (row >= len_q || chunk >= p.chunks) continue;
-    Bits16* to = out + row * p.dq_strides.seq;
+    if (row >= length || chunk >= p.chunks) continue;
+    Bits16* to = out + row * p.strides.seq;
     if constexpr (config.vector == 8) {
       store_16(to, {rows[half][0], rows[half][1], rows[half][2], rows[half][3]});
     } else {

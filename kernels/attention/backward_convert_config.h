@@ -1,4 +1,4 @@
-// Config and Params of attention/backward_convert.cuh: dQ = scale * sums, rounded.
+// Config and Params of attention/backward_convert.cuh: a gradient = scale * sums, rounded.
 #pragma once
 
 #include "attention/backward_config.h"
@@ -21,12 +21,12 @@ constexpr void visit_fields(const BackwardConvertConfig& config, Visitor&& visit
 }
 
 struct BackwardConvertParams {
-  DqSums dq_sums;
-  void* dq;
-  const int* cu_seqlens_q;
-  Strides dq_strides;
-  int seq_q;
-  int block_q;  // of the kernel that computed the sums
+  DqSums sums;
+  void* out;              // [B, S, H, D], or [total, H, D]
+  const int* cu_seqlens;  // [B + 1], null: every sequence has seq rows
+  Strides strides;
+  int seq;
+  int block;  // sums of packed sequences start at multiples of so many rows
   unsigned heads;
   unsigned chunks;  // of 8 columns
   unsigned blocks;  // CTAs per head of the longest sequence

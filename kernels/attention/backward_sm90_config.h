@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/backward_config.h"
+#include "attention/backward_turns.h"
 #include "attention/forward_sm90_config.h"
 #include "tile/mask.h"
 #include "tile/scheduler.h"
@@ -28,6 +29,7 @@ struct AttentionBackwardSm90Config {
   int dq_registers;      // registers per thread of the dQ warpgroup; the consumers get the rest
   bool masked;           // causal or a window: some tiles are skipped and some masked
   bool deterministic;    // key tiles add to dQ's sums in a fixed order
+  bool splits_group;     // the query heads of a key head are divided among CTAs, which add dK and dV to fp32 sums
 };
 
 template <class Visitor>
@@ -49,6 +51,7 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("dq_registers", config.dq_registers);
   visit("masked", config.masked);
   visit("deterministic", config.deterministic);
+  visit("splits_group", config.splits_group);
 }
 
 constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
@@ -126,20 +129,6 @@ constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Con
   return at;
 }
 
-// Deterministic: the key tiles that add to a query tile take turns, and the one whose turn is first must be scheduled
-// first. If keys beyond a query's position are masked, a later key tile starts at a later query tile and reaches any given
-// one earlier, so later key tiles come first, in the grid, too. Else all start at the first query tile, and earlier key
-// tiles come first.
-constexpr bool comes_in_reverse(const Band& band) { return band.right < kUnbounded; }
-// How many key tiles add to a query tile before key tile `tile`.
-constexpr unsigned turn_of(const Band& band, int position_offset, int tile, int query_tile, int len_q, int len_k,
-                           int block_q, int block_k) {
-  const int first = query_tile * block_q;
-  const int last = (first + block_q < len_q ? first + block_q : len_q) - 1;
-  const Interval<int> keys = band.keys_of_any(first + position_offset, last + position_offset).within(len_k);
-  return comes_in_reverse(band) ? (keys.end - 1) / block_k - tile : tile - keys.begin / block_k;
-}
-
 struct alignas(64) AttentionBackwardSm90Params {
   TensorMap q;  // boxes of block_q x 64
   TensorMap d_o;
@@ -162,11 +151,17 @@ struct alignas(64) AttentionBackwardSm90Params {
   unsigned heads_q;
   unsigned group;    // query heads that share a key head
   unsigned k_tiles;  // of the longest sequence
-  unsigned columns;  // heads of all sequences: B Hkv
+  unsigned columns;  // heads of all sequences: B Hkv; parts of groups if they are split: B Hkv parts
   Divisor together;  // of them, how many are processed together: their Q, dO and dQ sums fit the L2 cache
-  Divisor by_heads;  // Hkv
+  Divisor by_heads;  // Hkv; if groups are split, Hkv parts
   Band band;
   float scale;  // positive
+  // Only if groups are split. Sums as dQ's: [B, Hkv, rows / 16, dim / 8] tiles; packed sequences start at multiples of
+  // block_k rows.
+  DqSums dk_sums;
+  DqSums dv_sums;
+  unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
+  Divisor by_parts;     // parts of a group
 };
 
 }  // namespace tessera

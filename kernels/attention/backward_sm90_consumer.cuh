@@ -12,6 +12,7 @@
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/dq_sums.cuh"
 #include "tile/mask.h"
 #include "tile/pipeline.cuh"
 #include "tile/probability.cuh"
@@ -166,7 +167,7 @@ struct BackwardSm90Consumer {
       const int key = first_key + half * 8;
       // Queries that see this key, relative to this lane's first, so that every comparison is with a constant.
       Interval<int> queries = {0, config.block_q};
-      if constexpr (config.masked) queries = p.band.positions_of(distance + key - first_query);
+      if constexpr (config.masked) queries = p.band.positions_of<false>(distance + key - first_query);
       if (key >= keys) queries.end = queries.begin;
 #pragma unroll
       for (int n = 0; n < kQueryTiles; ++n) {
@@ -210,7 +211,7 @@ struct BackwardSm90Consumer {
     const int distance = static_cast<int>(step.word[kStepDistance]) + consumer * kConsumerRows;
     bool masked = static_cast<int>(step.word[kStepKeys]) < (consumer + 1) * kConsumerRows;
     if constexpr (config.masked) {  // positions count from the step's first query
-      const Interval<int> all = p.band.keys_of_all(0, config.block_q - 1);
+      const Interval<int> all = p.band.keys_of_all<false>(0, config.block_q - 1);
       masked |= distance < all.begin || distance + kConsumerRows > all.end;
     }
     return masked;
@@ -419,6 +420,21 @@ struct BackwardSm90Consumer {
     }
   }
 
+  // If other CTAs have query heads of the group, too.
+  template <int dim>
+  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, const BackwardSm90Work<config>& work) {
+    const int row = work.first_k + consumer * kConsumerRows + thread() / 32 * 16;
+    if (row >= work.len_k) return;
+    float* const tiles = dq_sums_of(to, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group),
+                                    block_k_of(config), dim) +
+                         static_cast<Index>(row / 16) * (dim / 8 * 128);
+    const int own_lane = lane();
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+      add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), own_lane);
+    }
+  }
+
   __forceinline__ void run(int steps) {
 #pragma unroll
     for (int i = 0; i < config.dim_qk / 2; ++i) dk[i] = 0;
@@ -444,6 +460,12 @@ struct BackwardSm90Consumer {
     }
     // Recomputed, because keeping it would take registers during the whole main loop.
     const BackwardSm90Work<config> work(p, recomputed(blockIdx.x));
+    if constexpr (config.splits_group) {
+      if (steps == 0) return;
+      add<config.dim_qk>(dk, p.dk_sums, work);
+      add<config.dim_v>(dv, p.dv_sums, work);
+      return;
+    }
     const Index row = work.first_k + consumer * kConsumerRows;
     const int keys = work.len_k - work.first_k - consumer * kConsumerRows;
     store<config.dim_qk>(dk,

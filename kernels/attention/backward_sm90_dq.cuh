@@ -52,8 +52,8 @@ struct BackwardSm90DqWarpgroup {
   __forceinline__ void run(int lane, int warp) {
     constexpr int kAtoms = config.block_q / kConsumerRows;
     constexpr int kTile = config.block_q * config.dim_qk;
-    float* to = dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, work.kv_head * static_cast<int>(p.group),
-                           static_cast<int>(p.heads_q), config.block_q, config.dim_qk) +
+    float* to = dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, work.first_head(p), static_cast<int>(p.heads_q),
+                           config.block_q, config.dim_qk) +
                 static_cast<Index>(work.tiles.first) * kTile + warp * (kChunks * 128) + sum_index(lane, 0);
     // Deterministic: the counters of this step's query tile and of the previous one's.
     unsigned* turns = nullptr;

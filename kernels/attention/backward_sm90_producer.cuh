@@ -39,7 +39,7 @@ struct BackwardSm90Producer {
   __forceinline__ void load_tiles() {
     const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
     const RowOrigin k_origin = row_origin(p.cu_seqlens_k, work.batch, p.seq_k, work.len_k);
-    int head = work.kv_head * static_cast<int>(p.group);
+    int head = work.first_head(p);
     int row = work.tiles.first * config.block_q;
     int tiles_left = work.tiles.count;
     PipelineState<config.stages> pipe;
@@ -70,7 +70,7 @@ struct BackwardSm90Producer {
   __forceinline__ void load_rows(int lane) {
     constexpr int kPasses = config.block_q / 32;
     const int first = work.tiles.first * config.block_q + lane;
-    Index row = offset_of(p.row_strides, p.cu_seqlens_q, work.batch, work.kv_head * static_cast<int>(p.group)) + first;
+    Index row = offset_of(p.row_strides, p.cu_seqlens_q, work.batch, work.first_head(p)) + first;
     int rows_left = work.len_q - first;
     int distance = work.first_k - work.position_offset - work.tiles.first * config.block_q;
     int tiles_left = work.tiles.count;

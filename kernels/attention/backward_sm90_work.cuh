@@ -8,10 +8,11 @@
 
 namespace tessera {
 
-// The work of a CTA. A step is a query tile of one head; the heads of the group follow one another.
+// The work of a CTA. A step is a query tile of one head; the heads of the group, or of a part of it, follow one another.
 template <AttentionBackwardSm90Config config>
 struct BackwardSm90Work {
   int batch, kv_head;
+  int part;  // of the group
   int first_k;
   int len_q, len_k;
   int position_offset;  // query i is at position i + position_offset
@@ -21,7 +22,8 @@ struct BackwardSm90Work {
   __forceinline__ BackwardSm90Work(const AttentionBackwardSm90Params& p, unsigned cta) {
     const WorkItem item = work_item(cta, p.k_tiles, p.columns, p.by_heads, p.together);
     batch = static_cast<int>(item.batch);
-    kv_head = static_cast<int>(item.head);
+    kv_head = static_cast<int>(config.splits_group ? p.by_parts.quotient(item.head) : item.head);
+    part = config.splits_group ? static_cast<int>(item.head) - kv_head * static_cast<int>(p.by_parts.by) : 0;
     first_k = static_cast<int>(in_reverse(p) ? p.k_tiles - 1 - item.tile : item.tile) * block_k_of(config);
     len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
@@ -29,7 +31,19 @@ struct BackwardSm90Work {
     const int last_k = min(first_k + block_k_of(config), len_k) - 1;
     tiles = first_k < len_k ? query_tiles(p.band, position_offset, first_k, last_k, len_q, config.block_q)
                             : QueryTiles{0, 0};
-    steps = tiles.count * static_cast<int>(p.group);
+    steps = tiles.count * heads(p);
+  }
+
+  // Query heads of this CTA: the first one, and how many there are.
+  __forceinline__ int first_head(const AttentionBackwardSm90Params& p) const {
+    const int first = kv_head * static_cast<int>(p.group);
+    return config.splits_group ? first + part * static_cast<int>(p.part_heads) : first;
+  }
+  __forceinline__ int heads(const AttentionBackwardSm90Params& p) const {
+    const int all = static_cast<int>(p.group);
+    if constexpr (!config.splits_group) return all;
+    const int each = static_cast<int>(p.part_heads);
+    return min(each, all - part * each);
   }
 
   static __forceinline__ bool in_reverse(const AttentionBackwardSm90Params& p) {

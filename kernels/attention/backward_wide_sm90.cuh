@@ -78,7 +78,7 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
     fence_mbarrier_init();
   }
   pdl_wait_and_launch_dependents();
-  const BackwardWideSm90Work work(p, blockIdx.x);
+  const BackwardWideSm90Work<config> work(p, blockIdx.x);
   if (work.first_k >= work.len_k) return;
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/backward_config.h"
+#include "attention/backward_turns.h"
 #include "attention/forward_sm90_config.h"
 #include "tile/mask.h"
 #include "tile/scheduler.h"
@@ -14,15 +15,17 @@ struct AttentionBackwardWideSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int q_stages;       // of Q
-  int d_o_stages;     // of dO
-  int p_stages;       // of P
-  int ds_stages;      // of dS
-  int kept_steps;     // of K and V, 16 columns each, that stay in registers as the A operands of S and dP
-  int kept_ds_steps;  // of dS, 16 keys each, 0 to 4, that the dQ warpgroup keeps in registers as its A operand
-  int dq_columns;     // columns of dQ that are computed at a time, a multiple of 64
-  int dq_registers;   // registers per thread of the dQ warpgroup; the P and the dS warpgroup get the rest
-  bool masked;        // causal or a window: some tiles are skipped and some masked
+  int q_stages;        // of Q
+  int d_o_stages;      // of dO
+  int p_stages;        // of P
+  int ds_stages;       // of dS
+  int kept_steps;      // of K and V, 16 columns each, that stay in registers as the A operands of S and dP
+  int kept_ds_steps;   // of dS, 16 keys each, 0 to 4, that the dQ warpgroup keeps in registers as its A operand
+  int dq_columns;      // columns of dQ that are computed at a time, a multiple of 64
+  int dq_registers;    // registers per thread of the dQ warpgroup; the P and the dS warpgroup get the rest
+  bool masked;         // causal or a window: some tiles are skipped and some masked
+  bool deterministic;  // key tiles add to dQ's sums in a fixed order
+  bool splits_group;   // the query heads of a key head are divided among CTAs, which add dK and dV to fp32 sums
 };
 
 template <class Visitor>
@@ -39,6 +42,8 @@ constexpr void visit_fields(const AttentionBackwardWideSm90Config& config, Visit
   visit("dq_columns", config.dq_columns);
   visit("dq_registers", config.dq_registers);
   visit("masked", config.masked);
+  visit("deterministic", config.deterministic);
+  visit("splits_group", config.splits_group);
 }
 
 // Queries per step and keys per CTA: the rows of one wgmma.
@@ -146,11 +151,19 @@ struct alignas(64) AttentionBackwardWideSm90Params {
   unsigned heads_q;
   unsigned group;    // query heads that share a key head
   unsigned k_tiles;  // of the longest sequence
-  unsigned columns;  // heads of all sequences: B Hkv
+  unsigned columns;  // heads of all sequences: B Hkv; parts of groups if they are split: B Hkv parts
   Divisor together;  // of them, how many are processed together: their Q, dO and dQ sums fit the L2 cache
-  Divisor by_heads;  // Hkv
+  Divisor by_heads;  // Hkv; if groups are split, Hkv parts
   Band band;
   float scale;  // positive
+  // [rows of dQ's sums / 64]: key tiles that have added to a query tile; 0 at the start. Only if deterministic.
+  unsigned* dq_turns;
+  // Only if groups are split. Sums as dQ's: [B, Hkv, rows / 16, dim / 8] tiles; packed sequences start at multiples of 64
+  // rows.
+  DqSums dk_sums;
+  DqSums dv_sums;
+  unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
+  Divisor by_parts;     // parts of a group
 };
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/dq_sums.cuh"
 #include "tile/mask.h"
 #include "tile/probability.cuh"
 #include "tile/quad.cuh"
@@ -165,6 +166,20 @@ struct BackwardWideSm90Consumer {
       }
     }
   }
+
+  // If other CTAs have query heads of the group, too.
+  template <int dim>
+  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, const BackwardWideSm90Work<config>& work) {
+    const int row = work.first_k + thread() / 32 * 16;
+    if (row >= work.len_k) return;
+    float* const tiles =
+        dq_sums_of(to, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group), kTile, dim) +
+        static_cast<Index>(row / 16) * (dim / 8 * 128);
+#pragma unroll
+    for (int n = 0; n < dim / 8; ++n) {
+      add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), lane());
+    }
+  }
 };
 
 // S^T = K Q^T, P^T = exp2(S^T - LSE), dV += P^T dO.
@@ -191,7 +206,7 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
       const int key = first_key + half * 8;
       // Queries that see this key, relative to this lane's first, so that every comparison is with a constant.
       Interval<int> queries = {0, kTile};
-      if constexpr (config.masked) queries = p.band.positions_of(distance + key - recomputed(lane()) % 4 * 2);
+      if constexpr (config.masked) queries = p.band.positions_of<false>(distance + key - recomputed(lane()) % 4 * 2);
       if (key >= keys) queries.end = queries.begin;
 #pragma unroll
       for (int n = 0; n < kTile / 8; ++n) {
@@ -212,7 +227,8 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
     const int keys = static_cast<int>(info.word[kWideStepKeys]);
     bool masked = keys < kTile;
     if constexpr (config.masked) {  // positions count from the step's first query
-      masked |= distance < p.band.keys_of(kTile - 1).begin || distance + kTile > p.band.keys_of(0).end;
+      masked |= distance < p.band.template keys_of<false>(kTile - 1).begin ||
+                distance + kTile > p.band.template keys_of<false>(0).end;
     }
     if (masked) mask_scores(x, distance, keys);
     rows += own_slot();
@@ -282,7 +298,11 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
       wgmma_fence_operand(dv);
     }
     // Recomputed, because keeping it would take registers during the whole main loop.
-    const BackwardWideSm90Work work(p, recomputed(blockIdx.x));
+    const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
+    if constexpr (config.splits_group) {
+      if (steps > 0) this->template add<config.dim_v>(dv, p.dv_sums, work);
+      return;
+    }
     Bits16* const out = rows_of(p.dv, p.dv_strides, p.cu_seqlens_k, work.batch, work.kv_head);
     this->template store<config.dim_v>(dv, out + work.first_k * p.dv_strides.seq, p.dv_strides.seq,
                                        work.len_k - work.first_k, 1.0f);
@@ -390,7 +410,11 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
       wgmma_fence_operand(dk);
     }
     // Recomputed, because keeping it would take registers during the whole main loop.
-    const BackwardWideSm90Work work(p, recomputed(blockIdx.x));
+    const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
+    if constexpr (config.splits_group) {
+      if (steps > 0) this->template add<config.dim_qk>(dk, p.dk_sums, work);
+      return;
+    }
     Bits16* const out = rows_of(p.dk, p.dk_strides, p.cu_seqlens_k, work.batch, work.kv_head);
     this->template store<config.dim_qk>(dk, out + work.first_k * p.dk_strides.seq, p.dk_strides.seq,
                                         work.len_k - work.first_k, p.scale);

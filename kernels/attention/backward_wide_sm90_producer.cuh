@@ -20,7 +20,7 @@ struct BackwardWideSm90Producer {
 
   const AttentionBackwardWideSm90Params& p;
   unsigned shared;
-  const BackwardWideSm90Work& work;
+  const BackwardWideSm90Work<config>& work;
 
   // All swizzle atoms of 64 rows from `row` on.
   template <int dim>
@@ -41,7 +41,7 @@ struct BackwardWideSm90Producer {
   __forceinline__ void load_tiles() {
     const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
     const RowOrigin k_origin = row_origin(p.cu_seqlens_k, work.batch, p.seq_k, work.len_k);
-    int head = work.kv_head * static_cast<int>(p.group);
+    int head = work.first_head(p);
     int row = work.tiles.first * kTile;
     int tiles_left = work.tiles.count;
     PipelineState<config.q_stages> q_pipe;
@@ -73,7 +73,7 @@ struct BackwardWideSm90Producer {
   __forceinline__ void load_rows(int lane) {
     constexpr int kPasses = kTile / 32;
     const int first = work.tiles.first * kTile + lane;
-    Index row = offset_of(p.row_strides, p.cu_seqlens_q, work.batch, work.kv_head * static_cast<int>(p.group)) + first;
+    Index row = offset_of(p.row_strides, p.cu_seqlens_q, work.batch, work.first_head(p)) + first;
     int rows_left = work.len_q - first;
     int distance = work.first_k - work.position_offset - work.tiles.first * kTile;
     int tiles_left = work.tiles.count;

@@ -31,8 +31,19 @@ struct DecodeParts {
 __forceinline__ DecodeParts parts_of(const DecodeSchedule& s, int batch, int column) {
   const int units = sequence_of(s, batch).units(s);
   if (s.every_unit) return {partial_slot(s, 0, true, batch, column, 0), 1, units, false};
-  const DecodeShares shares(units_before(s, s.batch), s.ctas);
-  const Index first_unit = units_before(s, batch) + static_cast<Index>(column) * units;
+  unsigned all = 0, before = 0;
+  for (int b = threadIdx.x % 32; b < s.batch; b += 32) {
+    const unsigned cost = sequence_of(s, b).cost(s);
+    all += cost;
+    before += b < batch ? cost : 0;
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    all += __shfl_xor_sync(0xffffffffu, all, step);
+    before += __shfl_xor_sync(0xffffffffu, before, step);
+  }
+  const DecodeShares shares(s, all * s.columns);
+  const unsigned first_unit = before * s.columns + column * (units + s.end_cost);
   const unsigned first = shares.owner_of(first_unit), last = shares.owner_of(first_unit + units - 1);
   return {partial_slot(s, first, false, batch, column, 0), 2, static_cast<int>(last - first) + 1, true};
 }
@@ -41,7 +52,7 @@ template <DecodeCombineConfig config>
 __forceinline__ void decode_combine(const DecodeCombineParams& p) {
   constexpr int kLanes = config.dim_v / 4;  // of a group
   constexpr int kGroups = config.threads / kLanes;
-  constexpr int kUnroll = 4;
+  constexpr int kUnroll = 10;  // parts that are loaded at once
   static_assert(config.dim_v % 4 == 0 && kGroups >= 1);
   __shared__ float shared_o[kGroups][config.dim_v];
   __shared__ float shared_m[kGroups];
@@ -57,7 +68,8 @@ __forceinline__ void decode_combine(const DecodeCombineParams& p) {
   const int group = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int groups = kGroups / p.rows_together;  // of a row
   const int local = blockIdx.y * p.rows_together + group / groups, first_part = group % groups;
-  const int row = column % p.row_blocks * p.rows_per_block + local;
+  const int head_kv = static_cast<int>(p.row_blocks.quotient(column));
+  const int row = (column - head_kv * static_cast<int>(p.row_blocks.by)) * p.rows_per_block + local;
   const bool active = group < groups * p.rows_together && local < p.rows_per_block && row < p.rows;
   float m = -infinity(), l = 0, o[4] = {};
   if (active) {
@@ -109,7 +121,8 @@ __forceinline__ void decode_combine(const DecodeCombineParams& p) {
     for (int i = 0; i < 4; ++i) o[i] += weight * shared_o[g][lane * 4 + i];
   }
   const float scale = l == 0.0f ? 0.0f : fast_reciprocal(l);
-  const int head = column / p.row_blocks * p.group + row / s.seq_q, query = row % s.seq_q;
+  const int in_group = static_cast<int>(s.seq_q.quotient(row));
+  const int head = head_kv * p.group + in_group, query = row - in_group * static_cast<int>(s.seq_q.by);
   auto* out = static_cast<Bits16*>(p.o) + batch * p.o_strides.batch + query * p.o_strides.seq +
               head * p.o_strides.head + lane * 4;
 #pragma unroll

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "tile/mask.h"
+#include "tile/scheduler.h"
+#include "tile/tensor_map.h"
 #include "tile/types.h"
 
 namespace tessera {
@@ -19,7 +21,8 @@ struct AttentionDecodeConfig {
   int vector;      // elements per load: 8 (16 bytes), or 1 if a pointer or a stride does not allow it
   bool score_mod;  // softcap, ALiBi or a scale that is not positive
   bool paged;
-  bool append;  // new keys, with or without rotary embedding
+  bool append;   // new keys, with or without rotary embedding
+  int box_rows;  // sm_90: keys of a TMA box, with which a producer warp loads K and V; 0: cp.async
 };
 
 template <class Visitor>
@@ -37,6 +40,7 @@ constexpr void visit_fields(const AttentionDecodeConfig& config, Visitor&& visit
   visit("score_mod", config.score_mod);
   visit("paged", config.paged);
   visit("append", config.append);
+  visit("box_rows", config.box_rows);
 }
 
 // Shared memory: Q; what the CTAs of a cluster exchange; and the stages, each with K, V and, for the first tile of a
@@ -45,30 +49,42 @@ constexpr int decode_rows(const AttentionDecodeConfig& config) { return config.r
 constexpr int decode_query_bytes(const AttentionDecodeConfig& config) {
   return decode_rows(config) * config.dim_qk * 2;
 }
-// Q that stays in shared memory, because the output leaves no registers for it or rotary embedding changes it.
+// Q stays in shared memory if the output leaves no registers for it.
 constexpr bool decode_keeps_queries(const AttentionDecodeConfig& config) {
   return config.dim_qk <= 128 && config.dim_v <= 128;
 }
 constexpr int decode_own_query_bytes(const AttentionDecodeConfig& config) {
-  return config.append || !decode_keeps_queries(config) ? decode_query_bytes(config) : 0;
+  return decode_keeps_queries(config) ? 0 : decode_query_bytes(config);
 }
 constexpr int decode_exchange_bytes(const AttentionDecodeConfig& config) {
-  return config.cluster > 1 ? decode_rows(config) * (config.dim_v + 4) * 4 : 0;
+  const int rows = (decode_rows(config) + config.cluster - 1) / config.cluster;  // that a CTA combines
+  return config.cluster > 1 ? rows * config.cluster * (config.dim_v + 4) * 4 : 0;
+}
+constexpr int decode_key_bytes(const AttentionDecodeConfig& config) {
+  return config.box_rows > 0 ? tile_bytes(config.block_k, config.dim_qk, 16) : config.block_k * config.dim_qk * 2;
+}
+constexpr int decode_value_bytes(const AttentionDecodeConfig& config) {
+  return config.box_rows > 0 ? tile_bytes(config.block_k, config.dim_v, 16) : config.block_k * config.dim_v * 2;
 }
 constexpr int decode_tiles_bytes(const AttentionDecodeConfig& config) {
-  const int tiles = config.block_k * (config.dim_qk + config.dim_v) * 2;
+  const int tiles = decode_key_bytes(config) + decode_value_bytes(config);
   const int merged = config.key_warps > 1 ? config.key_warps * decode_rows(config) * config.dim_v * 4 : 0;
   return tiles > merged ? tiles : merged;
 }
 constexpr int decode_stage_bytes(const AttentionDecodeConfig& config) {
-  return decode_tiles_bytes(config) + decode_query_bytes(config);
+  const int bytes = decode_tiles_bytes(config) + decode_query_bytes(config);
+  return config.box_rows > 0 ? (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment : bytes;
+}
+constexpr int decode_barrier_bytes(const AttentionDecodeConfig& config) {
+  return config.box_rows > 0 ? config.stages * 16 : 0;
 }
 constexpr int decode_shared_bytes(const AttentionDecodeConfig& config) {
-  return decode_own_query_bytes(config) + decode_exchange_bytes(config) + config.stages * decode_stage_bytes(config);
+  return config.stages * decode_stage_bytes(config) + decode_own_query_bytes(config) + decode_exchange_bytes(config) +
+         decode_barrier_bytes(config);
 }
 
 // How the work is divided among CTAs, from lengths that only the device knows. A sequence's keys are cut into tiles,
-// and these, for every row block of every key head of every sequence, into units of unit_tiles. All units in this order,
+// and these, for every row block of every key head of every sequence, into units of 2^unit_shift. All units in this order,
 // the tiles innermost, are divided evenly among the CTAs.
 struct DecodeSchedule {
   const int* cache_seqlens;    // [B], null: all sequences have `capacity` keys
@@ -78,20 +94,21 @@ struct DecodeSchedule {
   const int* page_table;       // [B, pages of a sequence], if paged
   Index page_table_stride;
   int batch;
-  int columns;  // row blocks of all key heads
+  int columns;    // row blocks of all key heads
+  Divisor seq_q;  // queries of each sequence
   int capacity;
   int cache_rows;
-  int seq_q;
   int seq_new;
   int rotary_rows;  // 0: no rotary embedding
   int page_size;
   int page_shift;  // its logarithm, or -1 if it is no power of two
   int num_pages;
-  int block_k;
-  int unit_tiles;  // a power of two
+  int tile_shift;  // log2 of the keys of a tile
+  int unit_shift;  // log2 of the tiles of a unit
   int every_unit;  // 1: each unit has a partial result of its own, so that no result depends on the rest of the batch
   int most_units;  // of a sequence, by its capacity
-  unsigned ctas;
+  int end_cost;    // of a sequence's end, in units
+  Divisor ctas;
   Band band;
 };
 
@@ -125,9 +142,10 @@ struct AttentionDecodeParams {
   int rotary_advances;  // query i is at the first new key's position plus i, else at that position
   int group;            // query heads that share a key head
   int rows;             // group * seq_q
-  int row_blocks;
+  Divisor row_blocks;   // of a key head
   float scale;
-  float softcap;  // 0: none
+  float softcap;            // 0: none
+  AtomMaps k_maps, v_maps;  // of the cache, [rows or pages, Hkv, keys, D], with boxes of box_rows keys; if TMA loads it
 };
 
 struct DecodeCombineConfig {
@@ -154,7 +172,7 @@ struct DecodeCombineParams {
   int rows_per_block;  // of the main kernel
   int rows_together;   // of a CTA
   int rows;
-  int row_blocks;
+  Divisor row_blocks;
   int group;
 };
 

@@ -17,7 +17,13 @@ struct DecodeSequence {
   int tiles;       // at least 1, so that every output is written
   bool refused;    // lengths or indices do not fit the cache
 
-  __forceinline__ int units(const DecodeSchedule& s) const { return (tiles + s.unit_tiles - 1) / s.unit_tiles; }
+  __forceinline__ int units(const DecodeSchedule& s) const { return (tiles - 1 >> s.unit_shift) + 1; }
+  __forceinline__ DecodeSequence of_lane(int lane) const {
+    const auto from = [lane](int mine) { return __shfl_sync(0xffffffffu, mine, lane); };
+    return {from(old_length), from(length), from(begin), from(first_tile), from(tiles), from(refused) != 0};
+  }
+  // What the schedule counts: the end of a sequence takes time, too.
+  __forceinline__ int cost(const DecodeSchedule& s) const { return units(s) + s.end_cost; }
 };
 
 __forceinline__ int page_of(const DecodeSchedule& s, int key) {
@@ -43,28 +49,18 @@ __forceinline__ DecodeSequence sequence_of(const DecodeSchedule& s, int batch) {
   bool fits = old_length >= 0 && old_length <= s.capacity - s.seq_new && leftpad >= 0;
   if (s.cache_batch_idx) fits &= row >= 0 && row < s.cache_rows;
   if (s.rotary_rows != 0) {
-    fits &= position >= 0 && position <= s.rotary_rows - (s.seq_new > s.seq_q ? s.seq_new : s.seq_q);
+    fits &= position >= 0 && position <= s.rotary_rows - max(s.seq_new, static_cast<int>(s.seq_q.by));
   }
   if (fits && s.page_table && s.seq_new > 0) fits = has_pages(s, batch, old_length, old_length + s.seq_new - 1);
   sequence.refused = !fits;
   sequence.old_length = fits ? old_length : 0;
   sequence.length = fits ? old_length + s.seq_new : 0;
-  const int first_seen = s.band.keys_of(sequence.length - s.seq_q).begin;
+  const int first_seen = s.band.keys_of(sequence.length - static_cast<int>(s.seq_q.by)).begin;
   sequence.begin = max(first_seen, leftpad);
   const int from = max(0, min(sequence.begin, s.seq_new > 0 ? sequence.old_length : sequence.length));
-  sequence.first_tile = from / s.block_k;
-  sequence.tiles = max(1, (sequence.length + s.block_k - 1) / s.block_k - sequence.first_tile);
+  sequence.first_tile = from >> s.tile_shift;
+  sequence.tiles = max(1, (sequence.length - 1 >> s.tile_shift) + 1 - sequence.first_tile);
   return sequence;
-}
-
-// Units of all sequences before `batch`, times the columns. Called by whole warps.
-__forceinline__ Index units_before(const DecodeSchedule& s, int batch) {
-  const int lane = threadIdx.x % 32;
-  Index units = 0;
-  for (int b = lane; b < batch; b += 32) units += sequence_of(s, b).units(s);
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) units += __shfl_xor_sync(0xffffffffu, units, step);
-  return units * s.columns;
 }
 
 // All units are divided among the CTAs as evenly as possible: the first `longer` have one more than the others.
@@ -72,25 +68,14 @@ struct DecodeShares {
   unsigned each;
   unsigned longer;
 
-  __forceinline__ DecodeShares(Index units, unsigned ctas) {
-    if (units >> 32 == 0) {
-      each = static_cast<unsigned>(units) / ctas;
-      longer = static_cast<unsigned>(units) % ctas;
-    } else {
-      each = static_cast<unsigned>(units / ctas);
-      longer = static_cast<unsigned>(units % ctas);
-    }
-  }
-  __forceinline__ Index first_of(unsigned cta) const {
-    return static_cast<Index>(cta) * each + (cta < longer ? cta : longer);
-  }
+  __forceinline__ DecodeShares(const DecodeSchedule& s, unsigned units)
+      : each(s.ctas.quotient(units)), longer(units - each * s.ctas.by) {}
+
+  __forceinline__ unsigned first_of(unsigned cta) const { return cta * each + min(cta, longer); }
   __forceinline__ unsigned count_of(unsigned cta) const { return each + (cta < longer ? 1 : 0); }
-  __forceinline__ unsigned owner_of(Index unit) const {
-    const Index in_longer = static_cast<Index>(longer) * (each + 1);
-    const Index rest = unit < in_longer ? unit : unit - in_longer;
-    const unsigned by = unit < in_longer ? each + 1 : each;
-    const unsigned at = rest >> 32 == 0 ? static_cast<unsigned>(rest) / by : static_cast<unsigned>(rest / by);
-    return unit < in_longer ? at : longer + at;
+  __forceinline__ unsigned owner_of(unsigned unit) const {
+    const unsigned in_longer = longer * (each + 1);
+    return unit < in_longer ? unit / (each + 1) : longer + (unit - in_longer) / each;
   }
 };
 
@@ -110,22 +95,35 @@ struct DecodeWalk {
   int tile;  // counted from the sequence's first one
   DecodeSequence sequence;
 
-  __forceinline__ DecodeWalk(const DecodeSchedule& schedule, const DecodeShares& shares, unsigned cta)
-      : s(schedule), units_left(shares.count_of(cta)), batch(0), column(0), tile(0) {
-    if (units_left == 0) return;
-    Index unit = shares.first_of(cta);
-    find_sequence(unit);
-    const int units = sequence.units(s);
-    if (s.columns > 1) {
-      column = static_cast<int>(static_cast<unsigned>(unit) / units);
-      unit -= static_cast<Index>(column) * units;
+  // The CTA's share of all units. Called by whole warps: a lane looks at every 32nd sequence.
+  __forceinline__ DecodeWalk(const DecodeSchedule& schedule, unsigned cta)
+      : s(schedule), units_left(0), batch(0), column(0), tile(0), sequence{} {
+    unsigned unit = 0;  // of all, the CTA's first
+                        // First the number of units, then the sequence that has this one.
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      const unsigned units = find_sequence(unit, pass == 1);
+      if (pass == 1) break;
+      const DecodeShares shares(s, units);
+      units_left = shares.count_of(cta);
+      if (units_left == 0) return;
+      unit = shares.first_of(cta);
     }
-    tile = static_cast<int>(unit) * s.unit_tiles;
+    const unsigned cost = sequence.cost(s);
+    column = static_cast<int>(unit / cost);
+    unit -= column * cost;
+    const int beyond = static_cast<int>(unit) - sequence.units(s);
+    if (beyond >= 0) {  // another CTA has this sequence's end
+      units_left -= min(units_left, static_cast<unsigned>(s.end_cost - beyond));
+      next_column();
+    } else {
+      tile = static_cast<int>(unit) << s.unit_shift;
+    }
   }
 
   // One CTA of `cluster` that share a row block of a key head of a sequence. It may have no tile at all.
   __forceinline__ DecodeWalk(const DecodeSchedule& schedule, int cluster, int rank, int which)
-      : s(schedule), batch(which / schedule.columns), column(which % schedule.columns) {
+      : s(schedule), batch(which / schedule.columns), column(which - batch * schedule.columns) {
     sequence = sequence_of(s, batch);
     const int each = sequence.tiles / cluster, longer = sequence.tiles % cluster;
     units_left = static_cast<unsigned>(each + (rank < longer ? 1 : 0));
@@ -133,9 +131,9 @@ struct DecodeWalk {
   }
 
   __forceinline__ bool done() const { return units_left == 0; }
-  __forceinline__ int first_key() const { return (sequence.first_tile + tile) * s.block_k; }
+  __forceinline__ int first_key() const { return (sequence.first_tile + tile) << s.tile_shift; }
   __forceinline__ bool ends_sequence() const { return tile + 1 == sequence.tiles; }
-  __forceinline__ bool ends_unit() const { return ((tile + 1) & (s.unit_tiles - 1)) == 0 || ends_sequence(); }
+  __forceinline__ bool ends_unit() const { return ((tile + 1) & ((1 << s.unit_shift) - 1)) == 0 || ends_sequence(); }
   // The last tile of a result, whole or partial.
   __forceinline__ bool ends_segment() const {
     return ends_sequence() || (ends_unit() && (units_left == 1 || s.every_unit));
@@ -147,6 +145,12 @@ struct DecodeWalk {
       ++tile;
       return;
     }
+    units_left -= min(units_left, static_cast<unsigned>(s.end_cost));
+    next_column();
+  }
+
+ private:
+  __forceinline__ void next_column() {
     tile = 0;
     if (++column < s.columns) return;
     column = 0;
@@ -154,31 +158,32 @@ struct DecodeWalk {
     if (!done()) sequence = sequence_of(s, batch);
   }
 
- private:
-  // Moves `unit`, counted from the first sequence, to its own sequence. Called by whole warps.
-  __forceinline__ void find_sequence(Index& unit) {
+  // Returns the units of all sequences. finds: stops at the one that has `unit`, and counts that from its first one on.
+  __forceinline__ unsigned find_sequence(unsigned& unit, bool finds) {
     const int lane = threadIdx.x % 32;
+    unsigned before = 0;
+#pragma unroll 1
     for (int first = 0; first < s.batch; first += 32) {
-      const int mine = first + lane;
-      const Index own = mine < s.batch ? static_cast<Index>(sequence_of(s, mine).units(s)) * s.columns : 0;
-      Index up_to = own;  // and including this lane's
+      const DecodeSequence candidate = sequence_of(s, min(first + lane, s.batch - 1));
+      const unsigned own = first + lane < s.batch ? candidate.cost(s) * s.columns : 0;
+      unsigned up_to = own;  // and including this lane's
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
-        const Index below = __shfl_up_sync(0xffffffffu, up_to, step);
+        const unsigned below = __shfl_up_sync(0xffffffffu, up_to, step);
         if (lane >= step) up_to += below;
       }
+      up_to += before;
       const unsigned beyond = __ballot_sync(0xffffffffu, up_to > unit);
-      const int at = beyond == 0 ? 31 : __ffs(static_cast<int>(beyond)) - 1;
-      const Index all = __shfl_sync(0xffffffffu, up_to, at);
-      if (beyond == 0) {
-        unit -= all;
-        continue;
+      if (finds && beyond != 0) {
+        const int at = __ffs(static_cast<int>(beyond)) - 1;
+        batch = first + at;
+        sequence = candidate.of_lane(at);
+        unit -= __shfl_sync(0xffffffffu, up_to - own, at);
+        break;
       }
-      unit -= all - __shfl_sync(0xffffffffu, own, at);
-      batch = first + at;
-      break;
+      before = __shfl_sync(0xffffffffu, up_to, 31);
     }
-    sequence = sequence_of(s, batch);
+    return before;
   }
 };
 

@@ -12,6 +12,9 @@
 //
 // Fully masked tiles are never loaded; only partially masked tiles are masked score by score.
 //
+// K and V may be a KV cache (cache): lengths, the cache's row, left padding and pages are then read from device memory
+// when the CTA starts, and with pages (paged) each row's address comes from the page table.
+//
 // Tiles: one K and one V tile in shared memory are enough, because each is loaded while the other is in use, and the
 // remaining shared memory goes to larger tiles or more CTAs per SM (docs/kernels/attention_forward.md).
 #pragma once
@@ -21,6 +24,7 @@
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "tile/kv_cache.cuh"
 #include "tile/mask.h"
 #include "tile/online_softmax.cuh"
 #include "tile/probability.cuh"
@@ -73,6 +77,7 @@ struct AttentionForward {
   int first_q;          // of this CTA
   int position_offset;  // query i is at position i + position_offset
   float slope;
+  int leftpad = 0;  // cache: rows before key 0
 
   float scores[kRowTiles][kKeyTiles][4];
   float output[kRowTiles][kValueTiles][4];
@@ -112,7 +117,8 @@ struct AttentionForward {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Interval<int> keys = visible_keys<config.masked>(p.band, query_of(m, half) + position_offset, len_k);
+        const Interval<int> keys =
+            visible_keys<config.masked, config.chunked>(p.band, query_of(m, half) + position_offset, len_k);
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
@@ -200,14 +206,45 @@ struct AttentionForward {
                                             first_q, len_q, lane);
   }
 
+  // The row of key 0, or, paged, row 0 of page 0.
+  __forceinline__ const Bits16* keys_of(const void* data, const Strides& strides, const CachedSequence& cached) const {
+    if constexpr (config.paged) {
+      return static_cast<const Bits16*>(data) + head / p.group * strides.head;
+    } else if constexpr (config.cache) {
+      return rows_of(data, strides, nullptr, cached.row, head / p.group) + cached.leftpad * strides.seq;
+    } else {
+      return rows_of(data, strides, p.cu_seqlens_k, batch, head / p.group);
+    }
+  }
+
+  // Starts to load a tile of K or V. source: of keys_of.
+  template <class Loader, class Tile>
+  __forceinline__ void load(Loader& loader, const Tile& tile, const Bits16* source, const Strides& strides,
+                            int first_k) const {
+    if constexpr (config.paged) {
+      const PagedRows rows{p.cache, source, strides, p.cache.page_table + batch * p.cache.page_table_stride, leftpad};
+      loader.begin(
+          tile, [&](int row, bool wanted) { return rows.row(row, wanted); }, first_k, len_k);
+    } else {
+      loader.begin(tile, source, strides.seq, first_k, len_k);
+    }
+  }
+
   __forceinline__ void run() {
     // If the mask is causal, later queries see more keys, so their CTAs come first.
     const unsigned batch_head = blockIdx.x / p.q_tiles;
     head = batch_head % p.heads_q;
     batch = batch_head / p.heads_q;
     len_q = length_of(p.cu_seqlens_q, batch, p.seq_q);
-    len_k = length_of(p.cu_seqlens_k, batch, p.seq_k);
+    if constexpr (!config.cache) len_k = length_of(p.cu_seqlens_k, batch, p.seq_k);
     first_q = (p.q_tiles - 1 - blockIdx.x % p.q_tiles) * config.block_q;
+    CachedSequence cached;
+    if constexpr (config.cache) {
+      cached = cached_sequence(p.cache, batch);
+      len_k = cached.length;
+      leftpad = cached.leftpad;
+      if (p.cache.status && head == 0 && first_q == 0 && threadIdx.x == 0) p.cache.status[batch] = cached.refused;
+    }
     if (first_q >= len_q) return;
     lane = threadIdx.x % 32;
     warp = threadIdx.x / 32;
@@ -215,13 +252,14 @@ struct AttentionForward {
     slope = config.score_mod && p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.0f;
 
     const int last_q = min(first_q + config.block_q, len_q) - 1;
-    const KeyRange keys = key_range<config.masked>(p.band, first_q + position_offset, last_q + position_offset, len_k);
+    const KeyRange keys =
+        key_range<config.masked, config.chunked>(p.band, first_q + position_offset, last_q + position_offset, len_k);
     const int first_tile = keys.first_tile(config.block_k);
     const int end_tile = keys.end_tile(config.block_k);
 
     const Bits16* q = rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head);
-    const Bits16* k = rows_of(p.k, p.k_strides, p.cu_seqlens_k, batch, head / p.group);
-    const Bits16* v = rows_of(p.v, p.v_strides, p.cu_seqlens_k, batch, head / p.group);
+    const Bits16* k = keys_of(p.k, p.k_strides, cached);
+    const Bits16* v = keys_of(p.v, p.v_strides, cached);
 
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -240,17 +278,17 @@ struct AttentionForward {
     if (end_tile > first_tile) {
       load_q.begin(tile_q, q, p.q_strides.seq, first_q, len_q);
       load_q.end(tile_q);
-      load_k.begin(tile_k, k, p.k_strides.seq, (end_tile - 1) * config.block_k, len_k);
+      load(load_k, tile_k, k, p.k_strides, (end_tile - 1) * config.block_k);
     }
     for (int tile = end_tile - 1; tile >= first_tile; --tile) {
       const int first_k = tile * config.block_k;
       load_k.end(tile_k);
       __syncthreads();
-      load_v.begin(tile_v, v, p.v_strides.seq, first_k, len_k);
+      load(load_v, tile_v, v, p.v_strides, first_k);
       multiply_queries_with_keys();
       load_v.end(tile_v);
       __syncthreads();
-      if (tile > first_tile) load_k.begin(tile_k, k, p.k_strides.seq, first_k - config.block_k, len_k);
+      if (tile > first_tile) load(load_k, tile_k, k, p.k_strides, first_k - config.block_k);
       modify_scores(first_k);
       if (keys.is_masked(first_k, config.block_k)) mask_scores(first_k);
       online_softmax();

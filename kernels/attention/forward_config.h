@@ -1,6 +1,7 @@
 // Config, shared-memory size and Params of attention/forward.cuh.
 #pragma once
 
+#include "tile/kv_cache.h"
 #include "tile/mask.h"
 #include "tile/types.h"
 
@@ -17,6 +18,9 @@ struct AttentionForwardConfig {
   int vector;      // elements per load and store: 8 (16 bytes), or 1 if a pointer or a stride does not allow it
   bool masked;     // causal or a window: some tiles are skipped and some masked
   bool score_mod;  // softcap, ALiBi or a negative scale: every score is modified before the softmax
+  bool chunked;    // the mask has chunks
+  bool cache;      // K and V are a KV cache, whose lengths only the device knows
+  bool paged;      // and in pages
 };
 
 template <class Visitor>
@@ -31,6 +35,9 @@ constexpr void visit_fields(const AttentionForwardConfig& config, Visitor&& visi
   visit("vector", config.vector);
   visit("masked", config.masked);
   visit("score_mod", config.score_mod);
+  visit("chunked", config.chunked);
+  visit("cache", config.cache);
+  visit("paged", config.paged);
 }
 
 constexpr int forward_shared_bytes(const AttentionForwardConfig& config) {
@@ -56,11 +63,12 @@ struct AttentionForwardParams {
   int seq_q;
   int seq_k;
   unsigned heads_q;
-  unsigned group;    // query heads that share a key head
+  unsigned group;  // query heads that share a key head
+  float scale;
+  float softcap;     // 0: none
   unsigned q_tiles;  // of the longest sequence
   Band band;
-  float scale;
-  float softcap;  // 0: none
+  KvCache cache;  // if Config::cache
 };
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // Config, shared-memory layout and Params of attention/forward_sm90.cuh.
 #pragma once
 
+#include "tile/kv_cache.h"
 #include "tile/mask.h"
 #include "tile/scheduler.h"
 #include "tile/tensor_map.h"
@@ -24,6 +25,9 @@ struct AttentionForwardSm90Config {
   bool dynamic_scheduler;  // CTAs take work tiles from a global counter, else statically; not with an intra-CTA split
   bool masked;             // causal or a window: some tiles are skipped and some masked
   bool score_mod;          // softcap, ALiBi or a negative scale: every score is modified before the softmax
+  int page_box;            // 0, or K and V are a paged cache: keys of a TMA box, which are all of one page
+  bool chunked;            // the mask has chunks
+  bool cache;              // K and V are a KV cache, whose lengths only the device knows
 };
 
 template <class Visitor>
@@ -43,6 +47,9 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
   visit("dynamic_scheduler", config.dynamic_scheduler);
   visit("masked", config.masked);
   visit("score_mod", config.score_mod);
+  visit("page_box", config.page_box);
+  visit("chunked", config.chunked);
+  visit("cache", config.cache);
 }
 
 constexpr int kWarpgroup = 128;
@@ -119,7 +126,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const AttentionForwardSm90Config
 
 struct alignas(64) AttentionForwardSm90Params {
   AtomMaps q;               // boxes of block_q rows
-  AtomMaps k;               // boxes of block_k rows
+  AtomMaps k;               // boxes of block_k rows, or of page_box
   AtomMaps v;               // likewise
   void* o;                  // [B, Sq, Hq, Dv], or [total_q, Hq, Dv]
   float* lse;               // [B, Hq, Sq], natural log, may be null
@@ -133,15 +140,18 @@ struct alignas(64) AttentionForwardSm90Params {
   int seq_q;  // of the longest sequence if packed
   int seq_k;
   unsigned heads_q;
-  unsigned group;    // query heads that share a key head
+  unsigned group;  // query heads that share a key head
+  float scale;
+  float softcap;     // 0: none
   unsigned q_tiles;  // of the longest sequence
   unsigned columns;  // heads of all sequences: B Hq, or B Hkv with pack_gqa
   Divisor together;  // of them, how many are processed together: their K and V fit the L2 cache
   Divisor by_heads;  // columns of a sequence: Hq, or Hkv with pack_gqa
   Divisor by_group;
   Band band;
-  float scale;
-  float softcap;  // 0: none
+  KvCache cache;  // if Config::cache
+  int k_pitch;    // rows from one page of K, or one row of the cache, to the next; likewise of V
+  int v_pitch;
 };
 
 // Coordinates of row i of a sequence on a map's axes (column, y, head, z). Not packed: y = i, z = batch. Packed: the

@@ -321,7 +321,8 @@ struct ForwardSm90Consumer {
   __forceinline__ void mask_scores(int first_k) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Interval<int> keys = visible_keys<config.masked>(p.band, query_of(half) + position_offset, len_k);
+      const Interval<int> keys =
+          visible_keys<config.masked, config.chunked>(p.band, query_of(half) + position_offset, len_k);
       // Relative to this lane's first key, so that every comparison is with a constant.
       const int begin = keys.begin - (first_k + lane % 4 * 2);
       const int end = keys.end - (first_k + lane % 4 * 2);

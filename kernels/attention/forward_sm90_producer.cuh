@@ -7,6 +7,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
+#include "tile/kv_cache.cuh"
 #include "tile/mask.h"
 #include "tile/pipeline.cuh"
 #include "tile/scheduler.h"
@@ -28,6 +29,14 @@ struct ForwardSm90Producer {
   PipelineState<config.stages> k_pipe = {}, v_pipe = {};
   PipelineState<kWorkTileSlots> work_pipe = {};
 
+  // The keys of a work tile: where TMA finds them.
+  struct Keys {
+    int head;
+    RowOrigin k, v;
+    const int* pages;  // paged: of the sequence
+    int length;        // paged
+  };
+
   // All swizzle atoms of `rows` rows from `row` on.
   template <int rows, int dim>
   __forceinline__ void load(unsigned destination, const AtomMaps& maps, unsigned full, int row, int head,
@@ -38,6 +47,29 @@ struct ForwardSm90Producer {
       const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
       tma_load(destination + atom_offset(atom, rows), maps.by_width[map_index(atom.width)], full, column,
                origin.y + row, head, origin.z);
+    }
+  }
+
+  // The same for block_k keys of a paged cache from `key` on, in boxes that are within a page. A map has the rows of a
+  // page on y, and rows beyond the sequence's length are zeros, as if packed.
+  template <int dim>
+  __forceinline__ void load_pages(unsigned destination, const AtomMaps& maps, unsigned full, int key, const Keys& keys,
+                                  int pitch) {
+    mbarrier_arrive_expect_tx(full, config.block_k * padded_dim(dim, kMinAtom) * 2);
+#pragma unroll 1
+    for (int end = key + config.block_k; key < end; key += config.page_box) {
+      const int size = static_cast<int>(p.cache.by_page.by);
+      const int page = static_cast<int>(p.cache.by_page.quotient(key));
+      const int used = min(keys.length - page * size, size);
+      const RowOrigin origin =
+          used > 0 ? row_origin(size, used, physical_page(p.cache, keys.pages[page]) * pitch) : RowOrigin{size, 0};
+#pragma unroll
+      for (int column = 0; column < padded_dim(dim, kMinAtom); column += atom_at(dim, kMinAtom, column).width) {
+        const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
+        tma_load(destination + atom_offset(atom, config.block_k) +
+                     (config.block_k - (end - key)) * static_cast<unsigned>(atom.width) * 2,
+                 maps.by_width[map_index(atom.width)], full, column, origin.y + key - page * size, keys.head, origin.z);
+      }
     }
   }
 
@@ -58,18 +90,43 @@ struct ForwardSm90Producer {
       load<block_q_of(config), config.dim_qk>(destination, p.q, full, info.first_q, head, origin);
     }
   }
-  __forceinline__ void load_k(int tile, int head, const RowOrigin& origin) {
+  __forceinline__ Keys keys_of(const WorkTileInfo& info) const {
+    Keys keys = {};
+    keys.head = static_cast<int>(p.by_group.quotient(info.head));
+    if constexpr (config.page_box > 0) {
+      keys.pages = p.cache.page_table + info.batch * p.cache.page_table_stride;
+      keys.length = info.len_k;
+    } else if constexpr (config.cache) {
+      const CachedSequence cached = cached_sequence(p.cache, info.batch);
+      keys.k = row_origin(p.cache.capacity, info.len_k, cached.row * p.k_pitch + cached.leftpad);
+      keys.v = row_origin(p.cache.capacity, info.len_k, cached.row * p.v_pitch + cached.leftpad);
+    } else {
+      keys.k = keys.v = row_origin(p.cu_seqlens_k, info.batch, p.seq_k, info.len_k);
+    }
+    return keys;
+  }
+  __forceinline__ void load_k(int tile, const Keys& keys) {
     const unsigned full = shared + kAt.k_full + k_pipe.index * kMbarrierBytes;
     mbarrier_wait_parity(shared + kAt.k_empty + k_pipe.index * kMbarrierBytes, k_pipe.parity ^ 1);
-    load<config.block_k, config.dim_qk>(shared + kAt.k + k_pipe.index * kAt.k_stage, p.k, full, tile * config.block_k,
-                                        head, origin);
+    const unsigned destination = shared + kAt.k + k_pipe.index * kAt.k_stage;
+    const int key = tile * config.block_k;
+    if constexpr (config.page_box > 0) {
+      load_pages<config.dim_qk>(destination, p.k, full, key, keys, p.k_pitch);
+    } else {
+      load<config.block_k, config.dim_qk>(destination, p.k, full, key, keys.head, keys.k);
+    }
     k_pipe.advance();
   }
-  __forceinline__ void load_v(int tile, int head, const RowOrigin& origin) {
+  __forceinline__ void load_v(int tile, const Keys& keys) {
     const unsigned full = shared + kAt.v_full + v_pipe.index * kMbarrierBytes;
     mbarrier_wait_parity(shared + kAt.v_empty + v_pipe.index * kMbarrierBytes, v_pipe.parity ^ 1);
-    load<config.block_k, config.dim_v>(shared + kAt.v + v_pipe.index * kAt.v_stage, p.v, full, tile * config.block_k,
-                                       head, origin);
+    const unsigned destination = shared + kAt.v + v_pipe.index * kAt.v_stage;
+    const int key = tile * config.block_k;
+    if constexpr (config.page_box > 0) {
+      load_pages<config.dim_v>(destination, p.v, full, key, keys, p.v_pitch);
+    } else {
+      load<config.block_k, config.dim_v>(destination, p.v, full, key, keys.head, keys.v);
+    }
     v_pipe.advance();
   }
 
@@ -87,7 +144,13 @@ struct ForwardSm90Producer {
     info.head = config.pack_gqa ? item.head * p.group : item.head;
     info.first_q = static_cast<int>(p.q_tiles - 1 - item.tile) * block_q_of(config);
     info.len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
-    info.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
+    if constexpr (config.cache) {
+      const CachedSequence cached = cached_sequence(p.cache, item.batch);
+      info.len_k = cached.length;
+      if (p.cache.status && info.head == 0 && info.first_q == 0) p.cache.status[item.batch] = cached.refused;
+    } else {
+      info.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
+    }
     const KeyRange keys = info.keys_of<config>(p, info.first_q, block_q_of(config));
     info.first_tile = keys.first_tile(config.block_k);
     info.last_tile = keys.last_tile(config.block_k);
@@ -141,13 +204,12 @@ struct ForwardSm90Producer {
         continue;
       }
       const RowOrigin q_origin = row_origin(p.cu_seqlens_q, info.batch, p.seq_q, info.len_q);
-      const RowOrigin k_origin = row_origin(p.cu_seqlens_k, info.batch, p.seq_k, info.len_k);
-      const int head = static_cast<int>(p.by_group.quotient(info.head));
+      const Keys keys = keys_of(info);
       load_q(info, q_full, q_origin);
       q_pipe.advance();
       for (int tile = info.last_tile + kAhead; tile >= info.first_tile; --tile) {
-        if (tile - kAhead >= info.first_tile) load_k(tile - kAhead, head, k_origin);
-        if (tile <= info.last_tile) load_v(tile, head, k_origin);
+        if (tile - kAhead >= info.first_tile) load_k(tile - kAhead, keys);
+        if (tile <= info.last_tile) load_v(tile, keys);
       }
     }
     WorkTileInfo end = {};

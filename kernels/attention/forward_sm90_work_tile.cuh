@@ -34,8 +34,8 @@ struct ForwardSm90WorkTileInfo {
     const int last = min(first + rows, rows_of_sequence<config>(p)) - 1;
     if (last < first) return KeyRange{0, 0, 0, 0};
     const int offset = position_offset(p);
-    return key_range<config.masked>(p.band, query_at<config>(p, first) + offset, query_at<config>(p, last) + offset,
-                                    len_k);
+    return key_range<config.masked, config.chunked>(p.band, query_at<config>(p, first) + offset,
+                                                    query_at<config>(p, last) + offset, len_k);
   }
 };
 static_assert(sizeof(ForwardSm90WorkTileInfo) == kWorkTileBytes);

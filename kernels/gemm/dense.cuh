@@ -117,7 +117,9 @@ struct GemmDense {
   int warp_m = static_cast<int>(threadIdx.x) / 32 % config.warps_m;
   int warp_n = static_cast<int>(threadIdx.x) / 32 / config.warps_m;
   int first_row, first_column;  // of the tile of out
+  int end_row;                  // rows from here on do not exist, or are of another group
   int first_k, end_k;
+  int group = 0;
 
   LoaderA load_a;
   LoaderB load_b, load_gate;
@@ -127,6 +129,12 @@ struct GemmDense {
   __forceinline__ TileB tile_b(int stage) const { return {shared + stage * kStageBytes + TileA::kBytes}; }
   __forceinline__ TileB tile_gate(int stage) const {
     return {shared + stage * kStageBytes + TileA::kBytes + TileB::kBytes};
+  }
+
+  // The group's layer of a or b.
+  __forceinline__ GemmMatrix layer_of(const GemmMatrix& all) const {
+    if constexpr (config.grouping == kUngrouped) return all;
+    return {static_cast<Bits16*>(all.data) + group * all.group_stride, all.row_stride, 0};
   }
 
   __forceinline__ void begin_b(LoaderB& loader, const TileB& tile, const GemmMatrix& matrix, int k) {
@@ -139,12 +147,12 @@ struct GemmDense {
   __forceinline__ void begin(int stage, int k) {
     if (k < end_k) {
       if constexpr (config.a_transposed) {
-        load_a.begin(tile_a(stage), p.a, k, first_row, end_k, p.m);
+        load_a.begin(tile_a(stage), layer_of(p.a), k, first_row, end_k, p.m);
       } else {
-        load_a.begin(tile_a(stage), p.a, first_row, k, p.m, end_k);
+        load_a.begin(tile_a(stage), layer_of(p.a), first_row, k, end_row, end_k);
       }
-      begin_b(load_b, tile_b(stage), p.b, k);
-      if constexpr (config.gated) begin_b(load_gate, tile_gate(stage), p.gate, k);
+      begin_b(load_b, tile_b(stage), layer_of(p.b), k);
+      if constexpr (config.gated) begin_b(load_gate, tile_gate(stage), layer_of(p.gate), k);
     }
 #if __CUDA_ARCH__ >= 800
     if constexpr (LoaderA::kAsync) cp_async_commit_group();
@@ -190,7 +198,7 @@ struct GemmDense {
   }
 
   __forceinline__ void store(unsigned split) {
-    const GemmEpilogue<epilogue_of(config)> epilogue{p.epilogue, p.m, p.n};
+    const GemmEpilogue<epilogue_of(config)> epilogue{p.epilogue, end_row, p.n, group};
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       const int row = first_row + (warp_m * kRowTiles + m) * 16 + lane / 4;
@@ -214,17 +222,55 @@ struct GemmDense {
     }
   }
 
+  // Ragged rows: the group that a tile is in, its rows, and the tile's index in it. Each lane looks at one of 32 groups.
+  __forceinline__ bool find_group(unsigned& tile, GroupRange& rows, TileOrder& order) {
+    constexpr unsigned kAll = 0xffffffffu;
+    for (int first = 0; first < p.groups; first += 32) {
+      GroupRange mine = {};
+      if (first + lane < p.groups) mine = group_range(p.offsets, first + lane, p.m);
+      const unsigned row_tiles = static_cast<unsigned>((mine.end - mine.begin + config.block_m - 1) / config.block_m);
+      unsigned end = row_tiles * order.column_tiles;  // of this lane's group
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const unsigned before = __shfl_up_sync(kAll, end, distance);
+        if (lane >= distance) end += before;
+      }
+      const unsigned after = __ballot_sync(kAll, tile < end);
+      if (after != 0) {
+        const int from = __ffs(static_cast<int>(after)) - 1;
+        group = first + from;
+        rows = {__shfl_sync(kAll, mine.begin, from), __shfl_sync(kAll, mine.end, from)};
+        order.row_tiles = __shfl_sync(kAll, row_tiles, from);
+        tile -= __shfl_sync(kAll, end, from) - order.row_tiles * order.column_tiles;
+        return true;
+      }
+      tile -= __shfl_sync(kAll, end, 31);
+    }
+    return false;
+  }
+
   __forceinline__ void run() {
     unsigned tile = blockIdx.x, split = 0;
+    TileOrder order = p.order;
+    GroupRange rows = {0, p.m}, terms = {0, p.k};
     if constexpr (config.split) {
       tile = blockIdx.x / p.splits;
       split = blockIdx.x - tile * p.splits;
     }
-    const TilePosition at = tile_position(p.order, tile);
-    first_row = static_cast<int>(at.row) * config.block_m;
+    if constexpr (config.grouping == kRaggedRows) {
+      if (!find_group(tile, rows, order)) return;
+    } else if constexpr (config.grouping != kUngrouped) {
+      const unsigned tiles = order.row_tiles * order.column_tiles;
+      group = static_cast<int>(tile / tiles);
+      tile -= group * tiles;
+      if constexpr (config.grouping == kRaggedSums) terms = group_range(p.offsets, group, p.k);
+    }
+    const TilePosition at = tile_position(order, tile);
+    first_row = rows.begin + static_cast<int>(at.row) * config.block_m;
+    end_row = rows.end;
     first_column = static_cast<int>(at.column) * kOutColumns;
-    first_k = config.split ? static_cast<int>(split) * p.k_per_split : 0;
-    end_k = config.split ? min(first_k + p.k_per_split, p.k) : p.k;
+    first_k = config.split ? static_cast<int>(split) * p.k_per_split : terms.begin;
+    end_k = config.split ? min(first_k + p.k_per_split, p.k) : terms.end;
 
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/epilogue.h"
+#include "gemm/groups.h"
 #include "gemm/tiles.h"
 #include "tile/types.h"
 
@@ -19,6 +20,7 @@ struct GemmDenseConfig {
   int warps_n;  // and along its columns
   int stages;
   int vector;      // elements per load: 8 (16 bytes), or 1 if a pointer or a stride does not allow it
+  int grouping;    // kUngrouped, ...
   bool split;      // K is divided among CTAs, which write fp32 partial sums; the epilogue is left to the next step
   int activation;  // and the rest of the epilogue: gemm/epilogue.h
   bool bias;
@@ -42,6 +44,7 @@ constexpr void visit_fields(const GemmDenseConfig& config, Visitor&& visit) {
   visit("warps_n", config.warps_n);
   visit("stages", config.stages);
   visit("vector", config.vector);
+  visit("grouping", config.grouping);
   visit("split", config.split);
   visit("activation", config.activation);
   visit("bias", config.bias);
@@ -64,8 +67,10 @@ struct GemmDenseParams {
   float* partial;  // [splits, M, partial_stride], if split
   Index partial_stride;
   GemmEpilogueParams epilogue;
+  const int* offsets;  // of ragged groups
+  int groups;
   int m, n, k;
-  TileOrder order;
+  TileOrder order;  // of a group; ragged rows: there is no number of row tiles
   unsigned splits;
   int k_per_split;  // a multiple of block_k
 };

@@ -55,6 +55,8 @@ __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   static_assert(!groups_are_of_k(config) || (config.b_transposed && !config.gated));
   static_assert(config.shifted != kShiftedB || (config.a_transposed && config.cluster == 1));
   static_assert(!config.split || config.tma_store);
+  static_assert(config.grouping == kUngrouped || (!config.split && config.shifted == kShiftedNone));
+  static_assert(config.grouping != kRaggedSums || (config.a_transposed && config.b_transposed));
   static_assert(config.staged == kStagedNone || !config.split);
   static_assert(config.staged != kStagedResidual || config.residual);
   static_assert(config.staged != kStagedSaved || (config.gradient && config.out_dtype == config.dtype));

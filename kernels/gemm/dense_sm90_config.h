@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/epilogue.h"
+#include "gemm/groups.h"
 #include "gemm/tiles.h"
 #include "tile/tensor_map.h"
 #include "tile/types.h"
@@ -20,8 +21,9 @@ struct GemmDenseSm90Config {
   int cluster;     // CTAs, 1 or 2, with adjacent row tiles; each loads a half of B for both
   int shifted;     // kShiftedA, kShiftedB: the operand whose rows may start anywhere; kShiftedNone
   bool tma_store;  // else threads copy from and to rows that start anywhere
-  int staged;  // kStagedNone, ...: the epilogue's matrix that is moved like out; its other ones are accessed directly
-  bool split;  // K is divided among CTAs, which write fp32 partial sums; the epilogue is left to the next step
+  int staged;    // kStagedNone, ...: the epilogue's matrix that is moved like out; its other ones are accessed directly
+  int grouping;  // kUngrouped, ...
+  bool split;    // K is divided among CTAs, which write fp32 partial sums; the epilogue is left to the next step
   int activation;  // and the rest of the epilogue: gemm/epilogue.h
   bool bias;
   bool gated;
@@ -45,6 +47,7 @@ constexpr void visit_fields(const GemmDenseSm90Config& config, Visitor&& visit) 
   visit("shifted", config.shifted);
   visit("tma_store", config.tma_store);
   visit("staged", config.staged);
+  visit("grouping", config.grouping);
   visit("split", config.split);
   visit("activation", config.activation);
   visit("bias", config.bias);
@@ -165,10 +168,13 @@ struct alignas(64) GemmDenseSm90Params {
   TensorMap staged[m_groups];  // the matrix that Config::staged names
   int shift[m_groups * k_groups];
   GemmEpilogueParams epilogue;
-  int m, n;
-  TileOrder order;  // row tiles of a whole cluster
+  const int* offsets;  // of ragged groups
+  int groups;
+  int a_layers;  // per group: 0 if it has none, or is shared
+  int m, n, k;
+  TileOrder order;  // row tiles of a whole cluster; of a group. Ragged rows: there is no number of row tiles
   unsigned splits;
-  unsigned work_tiles;  // tiles times splits
+  unsigned work_tiles;  // tiles times splits, or times groups; not used if rows are ragged
   int k_steps;          // of 64, of the whole product
   int k_steps_per_split;
 };

@@ -5,6 +5,7 @@
 #include "gemm/dense_sm90_work.cuh"
 #include "gemm/epilogue.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
@@ -29,8 +30,9 @@ struct GemmDenseSm90Consumer {
   static constexpr bool kIsFloat = gemm_sm90::stored_type(config) == DType::kFloat32;
   static constexpr int kGroupRows = config.block_m / 8;  // rows of a tile with the same index modulo 8
   static constexpr bool kGrouped = gemm_sm90::groups_are_of_m(config);
-  static constexpr int kStaged = 1;  // named barrier of consumer 0: its threads have written a box
-  static constexpr int kTurn = 3;    // named barrier of consumer 0: it may wait for its stages
+  static constexpr int kStaged = 1;   // named barrier of consumer 0: its threads have written a box
+  static constexpr int kTurn = 3;     // named barrier of consumer 0: it may wait for its stages
+  static constexpr int kCleared = 5;  // named barrier of both: terms of other groups have been cleared
   static constexpr GemmEpilogueConfig kEpilogue = epilogue_of(config);
 
   const Params& p;
@@ -84,12 +86,37 @@ struct GemmDenseSm90Consumer {
     if constexpr (config.ping_pong) named_barrier_arrive(kTurn + 1 - consumer, 256);
   }
 
+  // Ragged sums: terms from `first` on are of the next group. They are cleared in both operands, since an infinity times
+  // zero would not be zero.
+  __forceinline__ void clear_terms(int stage, int first) const {
+    constexpr int kAtoms = config.block_m / 64 + gemm_sm90::b_atoms(config);
+    constexpr int kThreads = config.ping_pong ? 128 : 256;
+    const int thread = (config.ping_pong ? 0 : consumer * 128) + warp * 32 + lane;
+    const int chunks = (64 - first) * 8;  // of 16 bytes, in an atom
+#pragma unroll 1
+    for (int i = thread; i < chunks * kAtoms; i += kThreads) {
+      const int atom = i / chunks;
+      const unsigned from =
+          atom < config.block_m / 64
+              ? shared + kAt.a + stage * gemm_sm90::a_bytes(config) + atom * kAtomBytes
+              : shared + kAt.b + stage * gemm_sm90::b_bytes(config) + (atom - config.block_m / 64) * kAtomBytes;
+      store_shared_16(from + first * 128 + (i - atom * chunks) * 16, Words4{});
+    }
+    fence_proxy_async();
+    named_barrier_sync(config.ping_pong ? kStaged + consumer : kCleared, kThreads);
+  }
+
   // One product is always in flight while the next is issued.
-  __forceinline__ void accumulate(int steps) {
+  __forceinline__ void accumulate(const GemmDenseSm90Work& work) {
+    const int steps = work.end_step - work.first_step;
     wait_for_turn();
     int previous = 0;
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait_parity(shared + kAt.full + pipe.index * kMbarrierBytes, pipe.parity);
+      if constexpr (config.grouping == kRaggedSums) {
+        const int terms = work.end_k - work.first_k - step * gemm_sm90::kBlockK;
+        if (terms < gemm_sm90::kBlockK) clear_terms(pipe.index, terms);
+      }
       wgmma_fence();
       multiply(pipe.index, step == 0);
       wgmma_commit_group();
@@ -142,15 +169,10 @@ struct GemmDenseSm90Consumer {
       move(0, address, column, work.row + row);
     }
   }
-  __forceinline__ void store_box(const GemmDenseSm90Work& work, int box, unsigned address) const {
+  __forceinline__ void store_box(const GemmDenseSm90Work& work, int box, unsigned address,
+                                 const TensorMap* maps) const {
     for_parts(work, box, address,
-              [&](int map, unsigned from, int x, int y) { tma_store(p.out[map], from, x, y, work.split, 0); });
-    tma_store_commit_group();
-  }
-  __forceinline__ void store_staged(const GemmDenseSm90Work& work, int box, unsigned address) const {
-    for_parts(work, box, address,
-              [&](int map, unsigned from, int x, int y) { tma_store(p.staged[map], from, x, y, 0, 0); });
-    tma_store_commit_group();
+              [&](int map, unsigned from, int x, int y) { tma_store(maps[map], from, x, y, work.layer, 0); });
   }
   // Of the box that will use buffer `index`, which is the next one or the one after it.
   __forceinline__ void load_staged(const GemmDenseSm90Work& work, int box, int index) const {
@@ -158,7 +180,7 @@ struct GemmDenseSm90Consumer {
     tma_store_wait_group_read<1>();
     mbarrier_arrive_expect_tx(loaded_barrier(index), gemm_sm90::kStagingBytes);
     for_parts(work, box, buffer_address(index), [&](int map, unsigned to, int x, int y) {
-      tma_load(to, p.staged[map], loaded_barrier(index), x, y, 0, 0);
+      tma_load(to, p.staged[map], loaded_barrier(index), x, y, work.layer, 0);
     });
   }
 
@@ -209,6 +231,26 @@ struct GemmDenseSm90Consumer {
     return box + row * 128 + ((element / 8) ^ (row & 7)) * 16 + element % 8 * 2;
   }
 
+  // As 16-bit elements.
+  static __forceinline__ Bits16* row_of(const GemmMatrix& matrix, const GemmDenseSm90Work& work, int row) {
+    const Index at = row * matrix.row_stride + (out_has_layers(config.grouping) ? work.group * matrix.group_stride : 0);
+    return static_cast<Bits16*>(matrix.data) + at * (kIsFloat ? 2 : 1);
+  }
+
+  // The warp's rows of a box, of which the group has only the first `rows`, to rows at multiples of 16 bytes.
+  __forceinline__ void store_some_rows(const GemmDenseSm90Work& work, int box, unsigned address,
+                                       const GemmMatrix& matrix, int rows) const {
+    const int first = (work.column + first_tile_of(box) * 8) * (kIsFloat ? 2 : 1);
+    const int column = lane % 8 * 8;
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const int in_box = warp * 16 + i * 4 + lane / 8;
+      Bits16* to = row_of(matrix, work, work.row + first_row() + box / kBoxes * 64 + in_box) + first + column;
+      const bool exists = in_box < rows && first + column < p.n * (kIsFloat ? 2 : 1);
+      if (exists) store_16(to, load_shared_16(element_address(address, in_box, column)));
+    }
+  }
+
   // Copies the warp's 16 rows of a box to rows of a matrix that start anywhere, in 16-byte stores. Eight lanes share a row.
   // Its 64 elements (of 16 bits) lie across nine aligned chunks: seven whole ones, and two parts that have eight elements
   // together, one for each lane.
@@ -226,7 +268,7 @@ struct GemmDenseSm90Consumer {
     for (int i = 0; i < 4; ++i) {
       const int in_box = warp * 16 + i * 4 + lane / 8;
       const int row = out_row(work, first_row() + box / kBoxes * 64 + in_box);
-      to[i] = row < p.m ? static_cast<Bits16*>(matrix.data) + row * matrix.row_stride * kWords + first : nullptr;
+      to[i] = row < work.end_row ? row_of(matrix, work, row) + first : nullptr;
       shift[i] = static_cast<int>(reinterpret_cast<unsigned long long>(to[i]) / 2 % 8);
       // The lane's aligned chunk begins before its own in the box.
       const Words4 own = load_shared_16(element_address(address, in_box, chunk * 8));
@@ -247,8 +289,8 @@ struct GemmDenseSm90Consumer {
       for (int i = 0; i < 4; ++i) {
         const int in_box = warp * 16 + i * 4 + lane / 8;
         const int row = out_row(work, first_row() + box / kBoxes * 64 + in_box);
-        if (row >= p.m) continue;
-        Bits16* start = static_cast<Bits16*>(matrix.data) + row * matrix.row_stride * kWords + first;
+        if (row >= work.end_row) continue;
+        Bits16* start = row_of(matrix, work, row) + first;
         const int at = chunk * 8 - static_cast<int>(reinterpret_cast<unsigned long long>(start) / 2 % 8);
         if (at + 8 <= end) continue;
 #pragma unroll 1
@@ -270,12 +312,12 @@ struct GemmDenseSm90Consumer {
     for (int i = 0; i < 4; ++i) {
       const int in_box = warp * 16 + i * 4 + lane / 8;
       const int row = out_row(work, first_row() + box / kBoxes * 64 + in_box);
-      const Bits16* from = static_cast<const Bits16*>(matrix.data) + row * matrix.row_stride * kWords + first;
+      const Bits16* from = row_of(matrix, work, row) + first;
       shift[i] = static_cast<int>(reinterpret_cast<unsigned long long>(from) / 2 % 8);
       const int at = chunk * 8 - shift[i];
       const bool from_start = at >= 0 || first > 0 || row > 0;  // what is before a row is of the one before it
-      own[i] = load_16(from + at, row < p.m && from_start && at + 8 <= end);
-      behind[i] = load_16(from + at + 8, row < p.m && at + 16 <= end);
+      own[i] = load_16(from + at, row < work.end_row && from_start && at + 8 <= end);
+      behind[i] = load_16(from + at + 8, row < work.end_row && at + 16 <= end);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -288,10 +330,10 @@ struct GemmDenseSm90Consumer {
       for (int i = 0; i < 4; ++i) {
         const int in_box = warp * 16 + i * 4 + lane / 8;
         const int row = out_row(work, first_row() + box / kBoxes * 64 + in_box);
-        const Bits16* from = static_cast<const Bits16*>(matrix.data) + row * matrix.row_stride * kWords + first;
+        const Bits16* from = row_of(matrix, work, row) + first;
         const int at = chunk * 8 - static_cast<int>(reinterpret_cast<unsigned long long>(from) / 2 % 8);
         const bool whole = at + 16 <= end && (at >= 0 || first > 0 || row > 0);
-        if (whole || row >= p.m) continue;
+        if (whole || row >= work.end_row) continue;
         Words4 words = {};
 #pragma unroll 1
         for (int e = 0; e < 8; ++e) {
@@ -311,10 +353,10 @@ struct GemmDenseSm90Consumer {
   }
 
   // column: of the lane's first value in a tile.
-  __forceinline__ void finish(float (&x)[4], float (&extra)[4], int row_tile, int tile, const int (&rows)[2],
-                              int column) {
+  __forceinline__ void finish(const GemmDenseSm90Work& work, float (&x)[4], float (&extra)[4], int row_tile, int tile,
+                              const int (&rows)[2], int column) {
     if constexpr (!config.split) {
-      const GemmEpilogue<kEpilogue> epilogue{p.epilogue, p.m, p.n};
+      const GemmEpilogue<kEpilogue> epilogue{p.epilogue, work.end_row, p.n, work.group};
       const int gate = config.gated ? tile + kOutColumns / 8 : tile;
       epilogue.template apply<false, config.staged>(x, reinterpret_cast<float(&)[4]>(sums[row_tile][gate * 4]), extra,
                                                     rows, column);
@@ -361,9 +403,9 @@ struct GemmDenseSm90Consumer {
         float(&right)[4] = reinterpret_cast<float(&)[4]>(sums[row_tile][(both ? tile + 1 : tile) * 4]);
         float extras[2][4] = {};
         if constexpr (kLoadsStaged) read_staged(out, i, extras[0], extras[1]);
-        if (tile >= first_new) finish(left, extras[0], row_tile, tile, rows, column + i * 8);
+        if (tile >= first_new) finish(work, left, extras[0], row_tile, tile, rows, column + i * 8);
         if (both && tile + 1 >= first_new) {
-          finish(right, extras[1], row_tile, tile + 1, rows, column + i * 8 + 8);
+          finish(work, right, extras[1], row_tile, tile + 1, rows, column + i * 8 + 8);
         }
         if constexpr (config.staged == kStagedPreactivation) {
           write_pair<config.dtype>(extra, i, extras[0], extras[1]);
@@ -378,9 +420,23 @@ struct GemmDenseSm90Consumer {
       if constexpr (config.tma_store) {
         fence_proxy_async();
         named_barrier_sync(barrier, 128);
+        // A box that contains rows of the next group is copied by threads.
+        const int rows_left = work.end_row - work.row - first_row() - row_tile * 64;
+        const bool whole = config.grouping != kRaggedRows || rows_left >= 64;
         if (issues()) {
-          if constexpr (config.staged == kStagedPreactivation) store_staged(work, box, extra);
-          store_box(work, box, out);
+          if (whole) {
+            if constexpr (config.staged == kStagedPreactivation) store_box(work, box, extra, p.staged);
+            store_box(work, box, out, p.out);
+          }
+          // Waiting counts groups, so there is one for each box even if it is empty.
+          if constexpr (config.staged == kStagedPreactivation) tma_store_commit_group();
+          tma_store_commit_group();
+        }
+        if (!whole) {
+          if constexpr (config.staged == kStagedPreactivation) {
+            store_some_rows(work, box, extra, p.epilogue.preactivation, rows_left);
+          }
+          store_some_rows(work, box, out, p.epilogue.out, rows_left);
         }
         staging.advance();
       } else {
@@ -392,21 +448,22 @@ struct GemmDenseSm90Consumer {
   }
 
   __forceinline__ void run() {
-    unsigned index = blockIdx.x / config.cluster;
-    const unsigned stride = gridDim.x / config.cluster;
+    // What is read before the first stage has arrived needs a wait of its own: offsets, and the first box of a matrix.
+    if constexpr (config.grouping == kRaggedRows || config.grouping == kRaggedSums || kLoadsStaged) {
+      pdl_wait_and_launch_dependents();
+    }
+    GemmDenseSm90Tiles<config, true> tiles{p};
+    GemmDenseSm90Work work;
     if (config.ping_pong && consumer == 1) {
       pass_turn();  // consumer 0 is first
-      if (index < p.work_tiles) skip(index);
-      index += stride;
+      if (tiles.next(work)) skip(work);
     }
-    for (; index < p.work_tiles; index += stride) {
-      const GemmDenseSm90Work work = gemm_dense_sm90_work<config>(p, index);
+    while (tiles.next(work)) {
       if constexpr (kLoadsStaged && config.tma_store) load_staged(work, 0, staging.index);
-      accumulate(work.end_step - work.first_step);
+      accumulate(work);
       store(work);
       if constexpr (config.ping_pong) {
-        index += stride;
-        if (index < p.work_tiles) skip(index);
+        if (tiles.next(work)) skip(work);
       }
     }
     if constexpr (config.tma_store) {
@@ -415,8 +472,7 @@ struct GemmDenseSm90Consumer {
   }
 
   // The stages of the other consumer's work tile.
-  __forceinline__ void skip(unsigned index) {
-    const GemmDenseSm90Work work = gemm_dense_sm90_work<config>(p, index);
+  __forceinline__ void skip(const GemmDenseSm90Work& work) {
     const unsigned stages = pipe.index + static_cast<unsigned>(work.end_step - work.first_step);
     pipe.parity ^= stages / config.stages & 1;
     pipe.index = static_cast<int>(stages % config.stages);

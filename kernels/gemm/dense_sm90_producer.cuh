@@ -49,34 +49,39 @@ struct GemmDenseSm90Producer {
   // 64 rows of K, of 64 columns.
   template <int groups>
   __forceinline__ void load_atom(unsigned destination, const TensorMap (&maps)[groups], unsigned mbarrier, int column,
-                                 int k, bool multicast) const {
+                                 int k, int layer, bool multicast) const {
 #pragma unroll
     for (int group = 0; group < groups; ++group) {
       const unsigned to = destination + group * (kAtomBytes / groups);
       if (multicast) {
-        tma_load_multicast(to, maps[group], mbarrier, kBoth, column, k / groups, 0, 0);
+        tma_load_multicast(to, maps[group], mbarrier, kBoth, column, k / groups, layer, 0);
       } else {
-        tma_load(to, maps[group], mbarrier, column, k / groups, 0, 0);
+        tma_load(to, maps[group], mbarrier, column, k / groups, layer, 0);
       }
     }
   }
 
-  __forceinline__ void load_a(unsigned destination, unsigned mbarrier, int row, int k, int atoms) const {
+  __forceinline__ void load_a(unsigned destination, unsigned mbarrier, const Work& work, int step, int atoms) const {
+    const int row = work.row, k = work.first_k + step * kBlockK;
+    const int layer = config.grouping == kBatched ? work.group * p.a_layers : 0;
     if constexpr (config.a_transposed) {
       for (int atom = 0; atom < atoms; ++atom) {
-        load_atom(destination + atom * kAtomBytes, p.a, mbarrier, row + atom * 64, k, false);
+        load_atom(destination + atom * kAtomBytes, p.a, mbarrier, row + atom * 64, k, layer, false);
       }
     } else {
       constexpr int kGroups = gemm_sm90::m_groups(config);
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        tma_load(destination + group * (kABytes / kGroups), p.a[group], mbarrier, k, row / kGroups, 0, 0);
+        tma_load(destination + group * (kABytes / kGroups), p.a[group], mbarrier, k, row / kGroups, layer, 0);
       }
     }
   }
 
   // A cluster's CTA loads the half of B that its rank selects. Gated: block_n / 2 columns of B, then as many of the gate.
-  __forceinline__ void load_b(unsigned destination, unsigned mbarrier, int column, int k, unsigned rank) const {
+  __forceinline__ void load_b(unsigned destination, unsigned mbarrier, const Work& work, int step,
+                              unsigned rank) const {
+    const int column = work.column, k = work.first_k + step * kBlockK;
+    const int layer = config.grouping == kBatched || config.grouping == kRaggedRows ? work.group : 0;
     if constexpr (config.b_transposed) {
       constexpr int kAtoms = gemm_sm90::b_atoms(config);
 #pragma unroll
@@ -87,23 +92,23 @@ struct GemmDenseSm90Producer {
         const unsigned to = destination + atom * kAtomBytes;
         if (of_gate) {
           if constexpr (config.cluster > 1) {
-            tma_load_multicast(to, p.gate, mbarrier, kBoth, x, k, 0, 0);
+            tma_load_multicast(to, p.gate, mbarrier, kBoth, x, k, layer, 0);
           } else {
-            tma_load(to, p.gate, mbarrier, x, k, 0, 0);
+            tma_load(to, p.gate, mbarrier, x, k, layer, 0);
           }
         } else {
-          load_atom(to, p.b, mbarrier, x, k, config.cluster > 1);
+          load_atom(to, p.b, mbarrier, x, k, layer, config.cluster > 1);
         }
       }
     } else if constexpr (config.cluster > 1) {
       constexpr int kRows = config.block_n / 2;
       const bool of_gate = config.gated && rank == 1;
       tma_load_multicast(destination + rank * (kRows * kBlockK * 2), of_gate ? p.gate : p.b[0], mbarrier, kBoth, k,
-                         column + (config.gated ? 0 : static_cast<int>(rank) * kRows), 0, 0);
+                         column + (config.gated ? 0 : static_cast<int>(rank) * kRows), layer, 0);
     } else {
-      tma_load(destination, p.b[0], mbarrier, k, column, 0, 0);
+      tma_load(destination, p.b[0], mbarrier, k, column, layer, 0);
       if constexpr (config.gated) {
-        tma_load(destination + config.block_n / 2 * (kBlockK * 2), p.gate, mbarrier, k, column, 0, 0);
+        tma_load(destination + config.block_n / 2 * (kBlockK * 2), p.gate, mbarrier, k, column, layer, 0);
       }
     }
   }
@@ -114,10 +119,10 @@ struct GemmDenseSm90Producer {
     mbarrier_arrive_expect_tx(loaded, kFrameBytes);
     constexpr int kAtoms = gemm_sm90::shifted_atoms(config) + 1;  // if MN-major
     if constexpr (kShiftsA) {
-      load_a(to, loaded, work.row, step * kBlockK, kAtoms);
+      load_a(to, loaded, work, step, kAtoms);
     } else {
       for (int atom = 0; atom < kAtoms; ++atom) {
-        load_atom(to + atom * kAtomBytes, p.b, loaded, work.column + atom * 64, step * kBlockK, false);
+        load_atom(to + atom * kAtomBytes, p.b, loaded, work.column + atom * 64, step * kBlockK, 0, false);
       }
     }
     frame.advance();
@@ -126,18 +131,18 @@ struct GemmDenseSm90Producer {
   __forceinline__ void run() {
     pdl_wait_and_launch_dependents();
     const unsigned rank = config.cluster > 1 ? cluster_cta_rank() : 0;
-    for (unsigned index = blockIdx.x / config.cluster; index < p.work_tiles; index += gridDim.x / config.cluster) {
-      const Work work = gemm_dense_sm90_work<config>(p, index);
+    GemmDenseSm90Tiles<config, false> tiles{p};
+    Work work;
+    while (tiles.next(work)) {
       if constexpr (kShifts) load_frame(work, work.first_step);
       for (int step = work.first_step; step < work.end_step; ++step) {
         mbarrier_wait_parity(empty(pipe.index), pipe.parity ^ 1);
         mbarrier_arrive_expect_tx(full(pipe.index), kStageBytes);
         if constexpr (!kShiftsA) {
-          load_a(shared + kAt.a + pipe.index * kABytes, full(pipe.index), work.row, step * kBlockK,
-                 config.block_m / 64);
+          load_a(shared + kAt.a + pipe.index * kABytes, full(pipe.index), work, step, config.block_m / 64);
         }
         if constexpr (!kShiftsB) {
-          load_b(shared + kAt.b + pipe.index * kBBytes, full(pipe.index), work.column, step * kBlockK, rank);
+          load_b(shared + kAt.b + pipe.index * kBBytes, full(pipe.index), work, step, rank);
         }
         pipe.advance();
         // If columns are of K, a row continues in the frame after the last step's, too.
@@ -147,30 +152,20 @@ struct GemmDenseSm90Producer {
   }
 
   // Moves rows of an atom in `from` so that they begin at their own first element. `next`: the atom in which they continue.
-  // Eight lanes share a row. group_rows: rows with the same shift. Loads come first, so that their latencies overlap.
+  // Eight lanes share a row. group_rows: rows with the same shift. Loads of several rows at a time, to overlap their
+  // latencies, made it slower: it is the bandwidth of shared memory that counts.
   template <int rows, int group_rows>
   __forceinline__ void shift_rows(unsigned to, unsigned from, unsigned next, int warp, int lane) const {
     constexpr int kStep = gemm_sm90::kShiftWarps * 4;
-    constexpr int kTogether = 4;
     const int chunk = lane % 8;
 #pragma unroll 1
-    for (int first = warp * 4; first < rows; first += kTogether * kStep) {
-      Words4 own[kTogether], behind[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int row = first + i * kStep + lane / 8;
-        if (first + i * kStep >= rows) break;
-        own[i] = load_shared_16(from + row * 128 + (chunk ^ (row & 7)) * 16);
-        const unsigned after = chunk < 7 ? from : next;
-        behind[i] = load_shared_16(after + row * 128 + (((chunk + 1) % 8) ^ (row & 7)) * 16);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int row = first + i * kStep + lane / 8;
-        if (first + i * kStep >= rows) break;
-        store_shared_16(to + row * 128 + (chunk ^ (row & 7)) * 16,
-                        eight_of_sixteen(own[i], behind[i], p.shift[(first + i * kStep) / group_rows]));
-      }
+    for (int first = warp * 4; first < rows; first += kStep) {
+      const int row = first + lane / 8;
+      const Words4 own = load_shared_16(from + row * 128 + (chunk ^ (row & 7)) * 16);
+      const unsigned after = chunk < 7 ? from : next;
+      const Words4 behind = load_shared_16(after + row * 128 + (((chunk + 1) % 8) ^ (row & 7)) * 16);
+      store_shared_16(to + row * 128 + (chunk ^ (row & 7)) * 16,
+                      eight_of_sixteen(own, behind, p.shift[first / group_rows]));
     }
   }
 
@@ -181,8 +176,9 @@ struct GemmDenseSm90Producer {
     const auto release = [&](int index) {
       if (lane == 0) mbarrier_arrive(frame_empty(index));
     };
-    for (unsigned index = blockIdx.x / config.cluster; index < p.work_tiles; index += gridDim.x / config.cluster) {
-      const Work work = gemm_dense_sm90_work<config>(p, index);
+    GemmDenseSm90Tiles<config, true> tiles{p};
+    Work work;
+    while (tiles.next(work)) {
       for (int step = work.first_step; step < work.end_step; ++step) {
         const unsigned to = stage_base + pipe.index * kStageStride;
         const int current = frame.index;

@@ -10,30 +10,88 @@ template <GemmDenseSm90Config config>
 using GemmDenseSm90ParamsOf = GemmDenseSm90Params<gemm_sm90::m_groups(config), gemm_sm90::k_groups(config)>;
 
 struct GemmDenseSm90Work {
-  int row;     // first row of the tile
-  int column;  // first column of out
-  int split;
+  int row;      // first row of the tile
+  int end_row;  // rows of out from here on do not exist, or are of another group
+  int column;   // first column of out
+  int group;
+  int layer;                 // of out
   int first_step, end_step;  // of K
+  int first_k, end_k;        // terms of the group, if sums are ragged; step 0 begins at first_k
 };
 
-// Partial sums of a tile are adjacent work.
-template <GemmDenseSm90Config config>
-__forceinline__ GemmDenseSm90Work gemm_dense_sm90_work(const GemmDenseSm90ParamsOf<config>& p, unsigned index) {
-  unsigned tile = index, split = 0;
-  if constexpr (config.split) {
-    tile = index / p.splits;
-    split = index - tile * p.splits;
+// Which CTA computes what follows from the grid alone; if groups are ragged, from their offsets, too, which every role
+// reads by itself. whole_warp: all lanes call it, and the compiler is to know that they get the same.
+template <GemmDenseSm90Config config, bool whole_warp>
+struct GemmDenseSm90Tiles {
+  using Params = GemmDenseSm90ParamsOf<config>;
+  using Work = GemmDenseSm90Work;
+
+  const Params& p;
+  unsigned index = blockIdx.x / config.cluster;
+  int group = 0;       // ragged rows: the one of the last tile
+  unsigned first = 0;  // and the index of its first tile
+
+  static __forceinline__ GroupRange range_of(const Params& p, int group, int rows) {
+    GroupRange range = group_range(p.offsets, group, rows);
+    if constexpr (whole_warp) {
+      range.begin = __shfl_sync(0xffffffffu, range.begin, 0);
+      range.end = __shfl_sync(0xffffffffu, range.end, 0);
+    }
+    return range;
   }
-  const TilePosition at = tile_position(p.order, tile);
-  unsigned row = at.row;
-  if constexpr (config.cluster > 1) row = row * config.cluster + cluster_cta_rank();
-  GemmDenseSm90Work work;
-  work.row = static_cast<int>(row) * config.block_m;
-  work.column = static_cast<int>(at.column) * gemm_sm90::out_columns(config);
-  work.split = static_cast<int>(split);
-  work.first_step = config.split ? static_cast<int>(split) * p.k_steps_per_split : 0;
-  work.end_step = config.split ? min(work.first_step + p.k_steps_per_split, p.k_steps) : p.k_steps;
-  return work;
-}
+
+  // False if there are no more.
+  __forceinline__ bool next(Work& work) {
+    TileOrder order = p.order;
+    unsigned tile = index;
+    GroupRange range = {0, p.m};
+    work.group = work.layer = 0;
+    work.first_k = 0;
+    work.end_k = p.k;
+    if constexpr (config.grouping == kRaggedRows) {
+      constexpr int kRows = config.block_m * config.cluster;
+      for (;; ++group) {
+        if (group >= p.groups) return false;
+        range = range_of(p, group, p.m);
+        order.row_tiles = static_cast<unsigned>((range.end - range.begin + kRows - 1) / kRows);
+        const unsigned tiles = order.row_tiles * order.column_tiles;
+        if (index - first < tiles) break;
+        first += tiles;
+      }
+      work.group = group;
+      tile = index - first;
+    } else {
+      if (index >= p.work_tiles) return false;
+      if constexpr (config.grouping != kUngrouped) {  // the tiles of a group are adjacent work
+        const unsigned tiles = order.row_tiles * order.column_tiles;
+        work.group = work.layer = static_cast<int>(index / tiles);
+        tile = index - work.group * tiles;
+      }
+    }
+    work.first_step = 0;
+    work.end_step = p.k_steps;
+    if constexpr (config.grouping == kRaggedSums) {
+      const GroupRange terms = range_of(p, work.group, p.k);
+      work.first_k = terms.begin;
+      work.end_k = terms.end;
+      // An empty group has one step, all of whose terms are cleared.
+      work.end_step = max(1, (terms.end - terms.begin + gemm_sm90::kBlockK - 1) / gemm_sm90::kBlockK);
+    }
+    if constexpr (config.split) {  // partial sums of a tile are adjacent work
+      tile = index / p.splits;
+      work.layer = static_cast<int>(index - tile * p.splits);
+      work.first_step = work.layer * p.k_steps_per_split;
+      work.end_step = min(work.first_step + p.k_steps_per_split, p.k_steps);
+    }
+    const TilePosition at = tile_position(order, tile);
+    unsigned row = at.row;
+    if constexpr (config.cluster > 1) row = row * config.cluster + cluster_cta_rank();
+    work.row = range.begin + static_cast<int>(row) * config.block_m;
+    work.end_row = range.end;
+    work.column = static_cast<int>(at.column) * gemm_sm90::out_columns(config);
+    index += gridDim.x / config.cluster;
+    return true;
+  }
+};
 
 }  // namespace tessera

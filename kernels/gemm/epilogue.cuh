@@ -100,6 +100,11 @@ template <GemmEpilogueConfig config>
 struct GemmEpilogue {
   const GemmEpilogueParams& p;
   int m, n;
+  int group = 0;
+
+  __forceinline__ Index element(const GemmMatrix& matrix, Index row, int column) const {
+    return row * matrix.row_stride + column + (config.grouped ? group * matrix.group_stride : 0);
+  }
 
   // x: A B, replaced by the result. gate: A times the gate, if gated. stores: the result is stored from here, by plain
   // stores. staged (kStagedNone, ...): the matrix whose elements of this tile the caller has loaded into `extra`, or will
@@ -109,9 +114,13 @@ struct GemmEpilogue {
                              int column) const {
     const bool first = column < n, second = column + 1 < n;
     float bias[2] = {}, gate_bias[2] = {};
-    if constexpr (config.bias) load_pair<config.dtype, config.pairs>(bias, p.bias, column, first, second);
+    if constexpr (config.bias) {
+      const Index at = column + (config.grouped ? group * p.bias_group_stride : 0);
+      load_pair<config.dtype, config.pairs>(bias, p.bias, at, first, second);
+    }
     if constexpr (config.bias && config.gated) {
-      load_pair<config.dtype, config.pairs>(gate_bias, p.gate_bias, column, first, second);
+      const Index at = column + (config.grouped ? group * p.gate_bias_group_stride : 0);
+      load_pair<config.dtype, config.pairs>(gate_bias, p.gate_bias, at, first, second);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -121,19 +130,19 @@ struct GemmEpilogue {
       float(&own)[2] = reinterpret_cast<float(&)[2]>(extra[half * 2]);
       float saved[2] = {own[0], own[1]}, residual[2] = {own[0], own[1]};
       if constexpr (config.gradient && staged != kStagedSaved) {
-        load_pair<config.dtype, config.pairs>(saved, p.saved.data, row * p.saved.row_stride + column, exists && first,
+        load_pair<config.dtype, config.pairs>(saved, p.saved.data, element(p.saved, row, column), exists && first,
                                               exists && second);
       }
       if constexpr (config.residual && staged != kStagedResidual) {
-        load_pair<config.out_dtype, config.pairs>(residual, p.residual.data, row * p.residual.row_stride + column,
+        load_pair<config.out_dtype, config.pairs>(residual, p.residual.data, element(p.residual, row, column),
                                                   exists && first, exists && second);
       }
       if constexpr (config.bias) y[0] += bias[0], y[1] += bias[1];
       if constexpr (config.preactivation && staged == kStagedPreactivation) {
         own[0] = y[0], own[1] = y[1];
       } else if constexpr (config.preactivation) {
-        store_pair<config.dtype, config.pairs>(p.preactivation.data, row * p.preactivation.row_stride + column, y[0],
-                                               y[1], exists && first, exists && second);
+        store_pair<config.dtype, config.pairs>(p.preactivation.data, element(p.preactivation, row, column), y[0], y[1],
+                                               exists && first, exists && second);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -147,8 +156,8 @@ struct GemmEpilogue {
         if constexpr (config.residual) y[i] += residual[i];
       }
       if constexpr (stores) {
-        store_pair<config.out_dtype, config.pairs>(p.out.data, row * p.out.row_stride + column, y[0], y[1],
-                                                   exists && first, exists && second);
+        store_pair<config.out_dtype, config.pairs>(p.out.data, element(p.out, row, column), y[0], y[1], exists && first,
+                                                   exists && second);
       }
     }
   }

@@ -32,24 +32,30 @@ struct GemmEpilogueConfig {
   bool gradient;  // times f'(saved) instead of f
   bool preactivation;
   bool residual;
-  bool pairs;  // N is even, and bias and all rows of these matrices start at multiples of 16 bytes
+  bool pairs;    // N is even, and bias and all rows of these matrices start at multiples of 16 bytes
+  bool grouped;  // matrices and vectors may have a layer per group
 };
 template <class Config>
 constexpr GemmEpilogueConfig epilogue_of(const Config& config) {
-  return {config.dtype,    config.out_dtype,     config.activation, config.bias, config.gated,
-          config.gradient, config.preactivation, config.residual,   config.pairs};
+  bool grouped = false;
+  if constexpr (requires { config.grouping; }) grouped = config.grouping != 0;
+  return {config.dtype,    config.out_dtype,     config.activation, config.bias,  config.gated,
+          config.gradient, config.preactivation, config.residual,   config.pairs, grouped};
 }
 
-// A matrix with a contiguous last dim; the stride counts elements.
+// A matrix with a contiguous last dim, or one per group; strides count elements.
 struct GemmMatrix {
   void* data;
   Index row_stride;
+  Index group_stride;
 };
 
 // Pointers that the Config does not ask for are null.
 struct GemmEpilogueParams {
-  const void* bias;          // [N]
-  const void* gate_bias;     // [N]
+  const void* bias;       // [N], or one per group
+  const void* gate_bias;  // likewise
+  Index bias_group_stride;
+  Index gate_bias_group_stride;
   GemmMatrix saved;          // [M, N]
   GemmMatrix preactivation;  // [M, N], written
   GemmMatrix residual;       // [M, N], of out's type; may be out itself

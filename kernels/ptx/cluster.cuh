@@ -40,16 +40,11 @@ __forceinline__ unsigned cluster_address(unsigned address, unsigned rank) {
   return mapped;
 }
 
-__forceinline__ float load_cluster(unsigned address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
+__forceinline__ void store_cluster(unsigned address, float v) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
-__forceinline__ void load_cluster_floats(float (&v)[4], unsigned address) {  // address: a multiple of 16
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-               : "r"(address)
-               : "memory");
+__forceinline__ void store_cluster_floats(unsigned address, float v0, float v1) {  // address: a multiple of 8
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v0), "f"(v1) : "memory");
 }
 #endif
 

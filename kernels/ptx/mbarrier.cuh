@@ -25,6 +25,11 @@ __forceinline__ void mbarrier_arrive_expect_tx(unsigned mbarrier, unsigned bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
 }
 
+// One arrival, when all cp.async of this thread so far have completed.
+__forceinline__ void cp_async_mbarrier_arrive(unsigned mbarrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
+}
+
 // try_wait suspends the thread in hardware for a bounded time before it returns false.
 __forceinline__ void mbarrier_wait_parity(unsigned mbarrier, unsigned parity) {
   unsigned done = 0;

@@ -1,8 +1,9 @@
 // Which keys a query sees: the one relation that the CPU backend, the host and every kernel use.
 //
 // Query i of a sequence is at position i + offset, where the offset aligns the first or the last query with the first
-// or the last key. It sees key j if position - left <= j <= position + right and j lies within the sequence. BasicBand
-// states this relation once in each direction; everything below follows from it.
+// or the last key. It sees key j if position - left <= j <= position + right and j lies within the sequence; with
+// chunks, only keys of the chunk that its position is in. BasicBand states this relation once in each direction;
+// everything below follows from it.
 #pragma once
 
 #include "tile/types.h"
@@ -26,25 +27,51 @@ struct BasicBand {
   Int left;           // kUnbounded: all keys
   Int right;          // likewise; 0 if causal
   bool bottom_right;  // the last query is at the position of the last key, else the first at that of the first
+  Int chunk;          // positions and keys n * chunk to (n + 1) * chunk - 1 are a chunk; 0: no chunks
 
   constexpr Int position_offset(Int len_q, Int len_k) const { return bottom_right ? len_k - len_q : 0; }
   // Keys that the query at a position sees, and positions whose query sees a key; not limited to the sequence.
-  constexpr Interval<Int> keys_of(Int position) const { return {position - left, position + right + 1}; }
-  constexpr Interval<Int> positions_of(Int key) const { return {key - right, key + left + 1}; }
-  // Keys that some query, or that every query, from one position to another sees.
-  constexpr Interval<Int> keys_of_any(Int first, Int last) const { return {keys_of(first).begin, keys_of(last).end}; }
-  constexpr Interval<Int> keys_of_all(Int first, Int last) const { return {keys_of(last).begin, keys_of(first).end}; }
+  // chunked: false if there are no chunks, and a kernel should have no code for them.
+  template <bool chunked = true>
+  constexpr Interval<Int> keys_of(Int position) const {
+    return in_chunk<chunked>({position - left, position + right + 1}, position);
+  }
+  template <bool chunked = true>
+  constexpr Interval<Int> positions_of(Int key) const {
+    return in_chunk<chunked>({key - right, key + left + 1}, key);
+  }
+  // Keys that some query, or that every query, from one position to another sees. Both ends of keys_of never fall.
+  template <bool chunked = true>
+  constexpr Interval<Int> keys_of_any(Int first, Int last) const {
+    return {keys_of<chunked>(first).begin, keys_of<chunked>(last).end};
+  }
+  template <bool chunked = true>
+  constexpr Interval<Int> keys_of_all(Int first, Int last) const {
+    return {keys_of<chunked>(last).begin, keys_of<chunked>(first).end};
+  }
+
+ private:
+  // The part of an interval around x that lies in x's chunk.
+  template <bool chunked>
+  constexpr Interval<Int> in_chunk(const Interval<Int>& interval, Int x) const {
+    if constexpr (!chunked) return interval;
+    if (chunk <= 0) return interval;
+    const Int beyond = x % chunk;  // negative positions exist: more queries than keys
+    const Int first = x - beyond - (beyond < 0 ? chunk : 0);
+    return {interval.begin > first ? interval.begin : first,
+            interval.end < first + chunk ? interval.end : first + chunk};
+  }
 };
 using Band = BasicBand<int>;  // as kernels take it
 constexpr int kUnbounded = 1 << 30;
 
-// Kernels use 32 bits and tiles. masked: false if the band is unbounded on both sides.
+// Kernels use 32 bits and tiles. masked: false if the band is unbounded on both sides and has no chunks.
 
 // Keys of the sequence that the query at a position sees.
-template <bool masked>
+template <bool masked, bool chunked = false>
 constexpr Interval<int> visible_keys(const Band& band, int position, int len_k) {
   if constexpr (!masked) return {0, len_k};
-  const Interval<int> keys = band.keys_of(position);
+  const Interval<int> keys = band.keys_of<chunked>(position);
   return {keys.begin, keys.end < len_k ? keys.end : len_k};
 }
 
@@ -70,11 +97,11 @@ struct KeyRange {
   }
 };
 
-template <bool masked>
+template <bool masked, bool chunked = false>
 constexpr KeyRange key_range(const Band& band, int first_position, int last_position, int len_k) {
   if constexpr (!masked) return {0, len_k, 0, len_k};
-  const Interval<int> any = band.keys_of_any(first_position, last_position).within(len_k);
-  const Interval<int> all = band.keys_of_all(first_position, last_position);
+  const Interval<int> any = band.keys_of_any<chunked>(first_position, last_position).within(len_k);
+  const Interval<int> all = band.keys_of_all<chunked>(first_position, last_position);
   return {any.begin, any.end, all.begin, all.end < len_k ? all.end : len_k};
 }
 
@@ -91,8 +118,8 @@ constexpr QueryTiles query_tiles(const Interval<int>& queries, int block_q) {
 
 constexpr QueryTiles query_tiles(const Band& band, int position_offset, int first_k, int last_k, int len_q,
                                  int block_q) {
-  const Interval<int> queries = {band.positions_of(first_k).begin - position_offset,
-                                 band.positions_of(last_k).end - position_offset};
+  const Interval<int> queries = {band.positions_of<false>(first_k).begin - position_offset,
+                                 band.positions_of<false>(last_k).end - position_offset};
   return query_tiles(queries.within(len_q), block_q);
 }
 
@@ -103,14 +130,15 @@ struct Mask {
   bool bottom_right = false;  // query i is at position i + Sk - Sq instead of i
   Index window_left = -1;     // -1: no bound
   Index window_right = -1;
+  Index chunk = 0;  // 0: no chunks
 
-  constexpr bool everything() const { return !causal && window_left < 0 && window_right < 0; }
+  constexpr bool everything() const { return !causal && window_left < 0 && window_right < 0 && chunk == 0; }
 };
 
 constexpr BasicBand<Index> band_of(const Mask& mask) {
   constexpr Index kNoBound = Index{1} << 61;
   const auto edge = [](Index window) { return window < 0 || window > kNoBound ? kNoBound : window; };
-  return {edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right};
+  return {edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right, mask.chunk};
 }
 
 constexpr Index position_offset(const Mask& mask, Index seq_q, Index seq_k) {

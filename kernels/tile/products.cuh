@@ -24,13 +24,13 @@ struct RowOperand {
     if (step < Tile::kDim / 16) {
       const unsigned from = tile.address(first_row + lane % 16, step * 2 + lane / 16);
 #pragma unroll
-      for (int m = 0; m < row_tiles; ++m) ldmatrix_x4(a[m], from + m * 16 * Tile::kPitch);
+      for (int m = 0; m < row_tiles; ++m) ldmatrix_x4(a[m], from + m * 16 * Tile::pitch(step * 2));
     } else {
       const unsigned from = tile.address(first_row + lane % 16, Tile::kChunks - 1);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         unsigned half[2];
-        ldmatrix_x2(half, from + m * 16 * Tile::kPitch);
+        ldmatrix_x2(half, from + m * 16 * Tile::pitch(Tile::kChunks - 1));
         a[m][0] = half[0];
         a[m][1] = half[1];
       }
@@ -73,11 +73,11 @@ __forceinline__ void rows_by_rows_step(float (&x)[row_tiles][column_tiles][4], c
     unsigned b[2][2] = {};
     if (whole) {
       unsigned loaded[4];
-      ldmatrix_x4(loaded, from + (b_row + n * 8) * TileB::kPitch);
+      ldmatrix_x4(loaded, from + (b_row + n * 8) * TileB::pitch(step * 2));
       b[0][0] = loaded[0], b[0][1] = loaded[1], b[1][0] = loaded[2], b[1][1] = loaded[3];
     } else {
       unsigned loaded[2];
-      ldmatrix_x2(loaded, from + (b_row + n * 8) * TileB::kPitch);
+      ldmatrix_x2(loaded, from + (b_row + n * 8) * TileB::pitch(step * 2));
       b[0][0] = loaded[0], b[1][0] = loaded[1];
     }
 #pragma unroll
@@ -108,7 +108,7 @@ __forceinline__ void add_by_columns_step(float (&c)[row_tiles][room][4], const u
   for (int k = 0; k < depth; ++k) {
     if (both) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, from + (b_row + k * 16) * TileB::kPitch);
+      ldmatrix_x4_trans(b, from + (b_row + k * 16) * TileB::pitch(n));
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         mma_k16<dtype>(c[m][n], x[m][k], b[0], b[1]);
@@ -116,7 +116,7 @@ __forceinline__ void add_by_columns_step(float (&c)[row_tiles][room][4], const u
       }
     } else {
       unsigned b[2];
-      ldmatrix_x2_trans(b, from + (b_row + k * 16) * TileB::kPitch);
+      ldmatrix_x2_trans(b, from + (b_row + k * 16) * TileB::pitch(n));
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) mma_k16<dtype>(c[m][n], x[m][k], b[0], b[1]);
     }

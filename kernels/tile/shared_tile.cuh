@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ptx/shared.cuh"
+#include "tile/tensor_map.h"
 
 namespace tessera {
 
@@ -24,11 +25,31 @@ struct SharedTile {
 
   unsigned base;  // address in shared memory, a multiple of 128
 
-  // The swizzle repeats every eight rows: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * kPitch, which an
-  // instruction can encode as an immediate.
+  // The swizzle repeats every eight rows: address(row + 8 * n, chunk) = address(row, chunk) + 8 * n * pitch(chunk),
+  // which an instruction can encode as an immediate.
+  static constexpr int pitch(int) { return kPitch; }
   __forceinline__ unsigned address(int row, int chunk) const {
     const int swizzled = chunk ^ ((row / (8 / kSwizzle)) & (kSwizzle - 1));
     return base + static_cast<unsigned>(row * kChunks + swizzled) * 16;
+  }
+};
+
+// The same tile as TMA writes it: in swizzle atoms as narrow as the dim allows (tile/tensor_map.h). Pairs of chunks from
+// an even one on lie in one atom.
+template <int rows, int dim>
+struct AtomTile {
+  static constexpr int kRows = rows;
+  static constexpr int kDim = dim;
+  static constexpr int kChunks = dim / 8;
+  static constexpr int kMinAtom = 16;
+  static constexpr int kBytes = tile_bytes(rows, dim, kMinAtom);
+  static_assert(dim % 16 == 0 && rows % 8 == 0);
+
+  unsigned base;  // a multiple of kTileAlignment
+
+  static constexpr int pitch(int chunk) { return atom_at(dim, kMinAtom, chunk / 2 * 16).width * 2; }
+  __forceinline__ unsigned address(int row, int chunk) const {
+    return base + static_cast<unsigned>(offset_in_tile(row, chunk * 8, rows, dim, kMinAtom));
   }
 };
 
@@ -68,21 +89,25 @@ struct TileLoader {
     for (int pass = 0; pass < kPasses; ++pass) {
       const bool mine = row < (pass + 1) * kRowsPerPass && row < Tile::kRows;
       const bool wanted = first_row + row < length;
-      if constexpr (kAsync) {
-#if __CUDA_ARCH__ >= 800
-        if (mine) cp_async_16(tile.address(row, chunk), from, wanted);
-#endif
-      } else if constexpr (vector == 8) {
-        staged[pass] = load_16(from, mine && wanted);
-      } else {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          staged[pass].word[w] = static_cast<unsigned>(load_read_only(from + 2 * w, mine && wanted)) |
-                                 static_cast<unsigned>(load_read_only(from + 2 * w + 1, mine && wanted)) << 16;
-        }
-      }
+      load(tile, pass, row, chunk, from, mine, wanted);
       row += kRowsPerPass;
       from += kRowsPerPass * row_stride;
+    }
+#if __CUDA_ARCH__ >= 800
+    if constexpr (kAsync) cp_async_commit_group();
+#endif
+  }
+  // The same for rows that are anywhere: rows(row, wanted) is a row's address, or any valid one if it is not wanted.
+  template <class Rows>
+  __forceinline__ void begin(const Tile& tile, const Rows& rows, int first_row, int length) {
+    const int thread = recomputed(threadIdx.x);
+    const int chunk = thread % Tile::kChunks;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = thread / Tile::kChunks + pass * kRowsPerPass;
+      const bool mine = row < (pass + 1) * kRowsPerPass && row < Tile::kRows;
+      const bool wanted = first_row + row < length;
+      load(tile, pass, row, chunk, rows(first_row + row, mine && wanted) + chunk * 8, mine, wanted);
     }
 #if __CUDA_ARCH__ >= 800
     if constexpr (kAsync) cp_async_commit_group();
@@ -103,6 +128,24 @@ struct TileLoader {
         if (row < (pass + 1) * kRowsPerPass && row < Tile::kRows) {
           store_shared_16(tile.address(row, chunk), staged[pass]);
         }
+      }
+    }
+  }
+
+ private:
+  __forceinline__ void load(const Tile& tile, int pass, int row, int chunk, const Bits16* from, bool mine,
+                            bool wanted) {
+    if constexpr (kAsync) {
+#if __CUDA_ARCH__ >= 800
+      if (mine) cp_async_16(tile.address(row, chunk), from, wanted);
+#endif
+    } else if constexpr (vector == 8) {
+      staged[pass] = load_16(from, mine && wanted);
+    } else {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        staged[pass].word[w] = static_cast<unsigned>(load_read_only(from + 2 * w, mine && wanted)) |
+                               static_cast<unsigned>(load_read_only(from + 2 * w + 1, mine && wanted)) << 16;
       }
     }
   }

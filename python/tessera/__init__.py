@@ -6,15 +6,37 @@
 tessera.decode is attention against a KV cache. tessera.sdpa has the signature of F.scaled_dot_product_attention,
 tessera.flash_attn and tessera.flash_attn_interface have the functions of the flash_attn package and of FlashAttention-3,
 and tessera.transformers.register() makes attn_implementation="tessera" available to Hugging Face models.
-tessera.linear is a linear layer with its activation and residual in one kernel, tessera.gemm any such product.
+tessera.linear is a linear layer with its activation and residual in one kernel, tessera.gemm any such product;
+tessera.grouped_linear and tessera.grouped_gemm are one for each of several groups of rows, such as those of experts. tessera.mlp is
+two linear layers with an activation or a gated pair between them.
+tessera.rms_norm and tessera.layer_norm add a residual on the way, tessera.rotary turns queries and keys, and tessera.gmm_nll
+is the likelihood of Gaussian mixtures.
 Every call that fails raises tessera.Error with a message that says why.
 """
 
 from tessera._error import Error
 from tessera._attention import attention, decode, explain
-from tessera._gemm import gemm, linear
+from tessera._gemm import gemm, grouped_gemm, grouped_linear, linear
+from tessera._loss import gmm_nll
+from tessera._mlp import mlp
+from tessera._norm import layer_norm, rms_norm, rotary
 from tessera._sdpa import sdpa
 from tessera import _native
 
 __version__ = _native.version()
-__all__ = ["Error", "attention", "decode", "explain", "gemm", "linear", "sdpa"]
+__all__ = [
+    "Error",
+    "attention",
+    "decode",
+    "explain",
+    "gemm",
+    "gmm_nll",
+    "grouped_gemm",
+    "grouped_linear",
+    "layer_norm",
+    "linear",
+    "mlp",
+    "rms_norm",
+    "rotary",
+    "sdpa",
+]

@@ -90,7 +90,7 @@ def _under_autocast(q, k, v):
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
 
 
-def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k):
+def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk):
     """The arguments of the C ABI that are not tensors."""
     # A tensor's value may change, and options are cached.
     for name, value, wanted in (
@@ -98,6 +98,7 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
         ("deterministic", deterministic, "bool"),
         ("scale", scale, "number"),
         ("softcap", softcap, "number"),
+        ("attention_chunk", attention_chunk, "number"),
     ):
         if isinstance(value, torch.Tensor):
             raise Error(f"{name} is a torch.Tensor; a {wanted} is expected")
@@ -128,7 +129,8 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
         scale = 0.0
     elif scale == 0:
         raise Error("scale is 0; a number that is not 0 is accepted, None for 1 / sqrt(head dim)")
-    return float(scale), float(softcap or 0.0), flags, align, left, right, max_seqlen_q or 0, max_seqlen_k or 0
+    lengths = (max_seqlen_q or 0, max_seqlen_k or 0)
+    return float(scale), float(softcap or 0.0), flags, align, left, right, *lengths, attention_chunk or 0
 
 
 _cache = {}  # arguments -> _options(*arguments): a lookup costs a tenth of computing them
@@ -162,6 +164,7 @@ def attention(
     cu_seqlens_k=None,
     max_seqlen_q=None,
     max_seqlen_k=None,
+    attention_chunk=0,
 ):
     """softmax(scale * q k^T, masked) v, differentiable in q, k and v.
 
@@ -178,6 +181,7 @@ def attention(
     alignment      as for causal, for a window or ALiBi without causal if Sq != Sk
     cu_seqlens_q, cu_seqlens_k   packed sequences: int32 [B + 1]; q, k and v are then [total, H, D], lse [Hq, total_q]
     max_seqlen_q, max_seqlen_k   optional: the longest sequences
+    attention_chunk   a query at position x sees only keys of its chunk, x // attention_chunk; 0: all. No gradient
 
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the full contract.
     """
@@ -186,7 +190,7 @@ def attention(
     mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
     if deterministic is None and mode != _PLAIN:  # only gradients differ
         deterministic = are_deterministic_algorithms_enabled()
-    given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
+    given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk)
     if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, which tessera does not compute; pass alibi.detach()")
     if mode == _PLAIN:
@@ -215,23 +219,26 @@ def attention_heads_first(query, key, value, causal, scale):
     """attention for tensors of [B, H, S, D], with the options of sdpa."""
     mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(query, key, value)
     if mode == _PLAIN:
-        options = _cached_options((causal, None, None, 0.0, scale, None, None, None))
+        options = _cached_options((causal, None, None, 0.0, scale, None, None, None, 0))
         return _native.forward(query, key, value, None, None, None, options, True, False)
     if mode == _GRADIENTS:
         deterministic = are_deterministic_algorithms_enabled()
-        options = _cached_options((causal, None, None, 0.0, scale, deterministic, None, None))
+        options = _cached_options((causal, None, None, 0.0, scale, deterministic, None, None, 0))
         return _apply(query, key, value, (None, None, None, options, True, False))
     out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, scale=scale)
     return out.transpose(1, 2)
 
 
-def _decode_options(causal, window, softcap, scale, rotary_interleaved, batch_invariant):
+def _decode_options(
+    causal, window, softcap, scale, rotary_interleaved, batch_invariant, max_seqlen_q=0, attention_chunk=0
+):
     for name, value in (("rotary_interleaved", rotary_interleaved), ("batch_invariant", batch_invariant)):
         if isinstance(value, torch.Tensor):
             raise Error(f"{name} is a torch.Tensor; a bool is expected")
     scale, softcap, flags, *rest = _options(
-        causal if isinstance(causal, torch.Tensor) else bool(causal), "bottom_right", window, softcap, scale, False, 0, 0
-    )
+        causal if isinstance(causal, torch.Tensor) else bool(causal), "bottom_right", window, softcap, scale, False,
+        max_seqlen_q, 0, attention_chunk,
+    )  # fmt: skip
     flags |= _ops.ROTARY_INTERLEAVED * bool(rotary_interleaved) | _ops.BATCH_INVARIANT * bool(batch_invariant)
     return scale, softcap, flags, *rest
 
@@ -273,8 +280,11 @@ def decode(
     alibi=None,
     scale=None,
     return_lse=False,
+    cu_seqlens_q=None,
+    max_seqlen_q=None,
+    attention_chunk=0,
 ):
-    """Attention of a few new queries against a KV cache, for inference. The queries stand at each sequence's end.
+    """Attention of new queries, few or many, against a KV cache, for inference. They stand at each sequence's end.
 
     q: [B, Sq, Hq, D]; k_cache: [B, S, Hkv, D], v_cache: [B, S, Hkv, Dv], or [pages, page_size, Hkv, D] with page_table,
     int32 [B, max_pages_per_seq]. Returns out [B, Sq, Hq, Dv], with return_lse=True also the rows' log-sum-exp, float32
@@ -292,12 +302,17 @@ def decode(
     leftpad_k        int32 [B], the keys at each sequence's start that no query sees
     status           int32 [B], written: 0, or 1 if the sequence was refused on the device
     batch_invariant  a sequence's result is bitwise the same whatever else is in the batch
+    cu_seqlens_q     int32 [B + 1], packed queries: q and out are [total_q, H, D], lse [Hq, total_q]; not with k_new
+    max_seqlen_q     optional: the longest sequence of queries
+    attention_chunk  a query at position x sees only keys of its chunk, x // attention_chunk; 0: all
 
     On the CPU, lengths and indices that do not fit the cache raise. On a GPU only the device knows them: such a sequence
     gets 0 (log-sum-exp -inf), its cache is not written, and its status is 1.
     """
-    given = (causal, window, softcap, scale, rotary_interleaved and rotary_cos is not None, batch_invariant)
-    head = (q, k_cache, v_cache, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k)
+    interleaved = rotary_interleaved and rotary_cos is not None
+    longest = int(max_seqlen_q) if isinstance(max_seqlen_q, torch.Tensor) else max_seqlen_q
+    given = (causal, window, softcap, scale, interleaved, batch_invariant, longest, attention_chunk)
+    head = (q, k_cache, v_cache, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q)
     appended = (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)
     if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) & ~_AUTOCAST == _PLAIN:
         if k_new is not None:
@@ -349,10 +364,11 @@ def explain(
     leftpad_k=None,
     status=None,
     batch_invariant=False,
+    attention_chunk=0,
 ):
     """Which kernel would serve this call, and why the others would not. Nothing is run, and no data is read.
 
-    op: "forward", "backward" or "decode". arch: "cpu" or "sm_75" ... "sm_90a" for a device that need not be present,
+    op: "forward", "backward" or "decode". arch: "cpu" or "sm_75" ... "sm_121" for a device that need not be present,
     with tensors on any device, including meta; None: the tensors' own.
 
     format="text" returns a str for people. format="json" returns the same as a dict: family, op, problem, fields,
@@ -365,13 +381,16 @@ def explain(
             raise Error(f"{name} is {value!r}; {', '.join(map(repr, accepted))} are accepted")
     if op == "decode":
         interleaved = rotary_interleaved and rotary_cos is not None
-        options = _decode_options(causal, window, softcap, scale, interleaved, batch_invariant)
-        rest = (cache_seqlens, page_table, cache_batch_idx, leftpad_k, k_new, v_new, rotary_cos, rotary_sin)
+        options = _decode_options(
+            causal, window, softcap, scale, interleaved, batch_invariant, max_seqlen_q, attention_chunk
+        )
+        rest = (cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_new, v_new, rotary_cos, rotary_sin)
         rest += (rotary_seqlens, status)
     else:
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
-        options = _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k)
+        lengths = (max_seqlen_q, max_seqlen_k)
+        options = _options(causal, alignment, window, softcap, scale, deterministic, *lengths, attention_chunk)
         rest = (cu_seqlens_q, cu_seqlens_k)
     if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
         raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")

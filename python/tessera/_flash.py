@@ -78,6 +78,7 @@ def attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, d
 def with_kvcache(
     q, k_cache, v_cache, k, v, *, cache_seqlens, page_table, cache_batch_idx, leftpad, rotary_cos, rotary_sin,
     rotary_interleaved, rotary_seqlens, softmax_scale, causal, window_size, softcap, alibi_slopes, return_lse,
+    attention_chunk=0, cu_seqlens_q=None, max_seqlen_q=None,
 ):  # fmt: skip
     """Attention against a KV cache, to which k and v are appended first: out, or (out, lse)."""
     if (k is None) != (v is None):
@@ -89,6 +90,7 @@ def with_kvcache(
     q, k, v, rotary_cos, rotary_sin = contiguous(q, k, v, rotary_cos, rotary_sin)
     new = 0 if k is None else k.size(1)
     masks = dict(window=_window(window_size), softcap=_softcap(softcap), alibi=alibi_slopes, scale=softmax_scale)
+    masks["attention_chunk"] = attention_chunk
     known = None
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         room = k_cache.size(1) if page_table is None else k_cache.size(1) * page_table.size(1)
@@ -100,9 +102,10 @@ def with_kvcache(
             q, k_cache, v_cache, k, v, masks, cache_seqlens=cache_seqlens, page_table=page_table,
             cache_batch_idx=cache_batch_idx, leftpad=leftpad, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
             rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens, causal=causal, return_lse=return_lse,
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
         )  # fmt: skip
     plain = page_table is None and cache_batch_idx is None and leftpad is None and rotary_cos is None
-    if known is not None and plain and q.is_cuda and q.size(1) > MOST_DECODE_ROWS:
+    if known is not None and plain and cu_seqlens_q is None and q.is_cuda and q.size(1) > MOST_DECODE_ROWS:
         if new:
             with torch.no_grad():
                 k_cache[:, known : known + new] = k
@@ -113,7 +116,8 @@ def with_kvcache(
             alignment="bottom_right", return_lse=return_lse, **masks,
         )  # fmt: skip
     if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     return decode(
         q,
         k_cache,
@@ -130,6 +134,8 @@ def with_kvcache(
         leftpad_k=leftpad,
         causal=causal,
         return_lse=return_lse,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
         **masks,
     )
 
@@ -139,7 +145,8 @@ def _padded_cache(q, k_cache, v_cache, k, v, masks, *, return_lse, **rest):
     scale = q.shape[-1] ** -0.5 if masks["scale"] is None else masks["scale"]
     out, lse = with_kvcache(
         *_padded(q), *(copies := _padded(k_cache, v_cache)), *_padded(k, v), softmax_scale=scale,
-        window_size=masks["window"], softcap=masks["softcap"], alibi_slopes=masks["alibi"], return_lse=True, **rest,
+        window_size=masks["window"], softcap=masks["softcap"], alibi_slopes=masks["alibi"],
+        attention_chunk=masks["attention_chunk"], return_lse=True, **rest,
     )  # fmt: skip
     if k is not None:
         with torch.no_grad():
@@ -180,24 +187,39 @@ def from_pages(pages, page_table, sequence, position):
     return pages[page, position % size]
 
 
+class PackedQueries:
+    """Queries [total, H, D] for a cache: as they are or, a few per sequence and all of one number, as a batch, which has
+    a kernel of its own. lengths: what with_kvcache takes with q; packed(): its results as [total, H, D] and [H, total]."""
+
+    def __init__(self, q, cu_seqlens, longest, batched=False):
+        batch = cu_seqlens.shape[0] - 1
+        self.batched = q.shape[0] == batch * longest and (batched or longest <= MOST_DECODE_ROWS)
+        self.q = q.unflatten(0, (batch, longest)) if self.batched else q
+        self.lengths = {} if self.batched else dict(cu_seqlens_q=cu_seqlens, max_seqlen_q=longest)
+
+    def packed(self, out, lse):
+        return (out.flatten(0, 1), lse.transpose(0, 1).flatten(1)) if self.batched else (out, lse)
+
+
 def paged_varlen(q, k, v, cu_seqlens_q, lengths_k, max_seqlen_q, max_seqlen_k, page_table, rest):
     """Packed queries against a paged cache, lengths_k: int32 [B]. rest: the arguments of attend after v.
 
-    A few queries per sequence, all of one number, go to decode, which reads the pages in place. Others need the pages
-    gathered.
+    Pages are read in place. If gradients are wanted, they are gathered.
     """
     *masks, deterministic, return_lse = rest
     softmax_scale, causal, window_size, softcap, alibi_slopes = masks
     batch = page_table.shape[0]
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    if max_seqlen_q <= MOST_DECODE_ROWS and q.shape[0] == batch * max_seqlen_q and not gradients:
+    if not gradients:
+        queries = PackedQueries(q, cu_seqlens_q, max_seqlen_q)
         out, lse = with_kvcache(
-            q.unflatten(0, (batch, max_seqlen_q)), k, v, None, None, cache_seqlens=lengths_k, page_table=page_table,
-            cache_batch_idx=None, leftpad=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False,
-            rotary_seqlens=None, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-            alibi_slopes=alibi_slopes, return_lse=True,
+            queries.q, k, v, None, None, cache_seqlens=lengths_k, page_table=page_table, cache_batch_idx=None,
+            leftpad=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=False, rotary_seqlens=None,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+            alibi_slopes=alibi_slopes, return_lse=True, **queries.lengths,
         )  # fmt: skip
-        return (out.flatten(0, 1), lse.transpose(0, 1).flatten(1)) if return_lse else out.flatten(0, 1)
+        out, lse = queries.packed(out, lse)
+        return (out, lse) if return_lse else out
     longest = min(max_seqlen_k, page_table.shape[1] * k.shape[1])
     cu_seqlens_k, sequence, position = packed_rows(lengths_k, batch * longest)
     k, v = (from_pages(t, page_table, sequence, position) for t in (k, v))

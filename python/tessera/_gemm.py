@@ -9,6 +9,8 @@ from tessera._ops import lib, refuse_vmap, _TAGS
 # Constants of tessera/gemm.h.
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_tanh": 3, "gelu": 4}
 A_TRANSPOSED, B_TRANSPOSED = 1, 2
+# Options of _native.gemm: bindings/torch/gemm.cc.
+_GROUPED, _PREACTIVATION, _OUT_FP32, _INTERLEAVED = 1, 2, 4, 8
 
 lib.define(
     "gemm(Tensor a, Tensor b, Tensor? bias, Tensor? gate, Tensor? gate_bias, Tensor? saved, Tensor? residual, "
@@ -17,6 +19,15 @@ lib.define(
 )
 lib.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int activation) -> (Tensor out, Tensor saved)",
+    tags=_TAGS,
+)
+lib.define(
+    "grouped_gemm(Tensor a, Tensor b, Tensor? offsets, Tensor? bias, Tensor? gate, Tensor? gate_bias, Tensor? saved, "
+    "Tensor? residual, int activation, int flags, bool out_fp32, bool interleaved) -> Tensor",
+    tags=_TAGS,
+)
+lib.define(
+    "grouped_linear(Tensor x, Tensor weight, Tensor? offsets, Tensor? bias, int activation) -> (Tensor out, Tensor saved)",
     tags=_TAGS,
 )
 
@@ -30,20 +41,44 @@ def _rows(tensor):
 
 def _gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32):
     tensors = map(_rows, (a, b, bias, gate, gate_bias, saved, residual))
-    return _native.gemm(*tensors, activation, flags, False, out_fp32)
+    return _native.gemm(*tensors, None, activation, flags, _OUT_FP32 if out_fp32 else 0)
 
 
 def _linear(x, weight, bias, residual, activation):
-    tensors = (_rows(x), _rows(weight), _rows(bias), None, None, None, _rows(residual))
+    tensors = (_rows(x), _rows(weight), _rows(bias), None, None, None, _rows(residual), None)
     if activation == 0:  # its gradient needs no preactivation
-        return _native.gemm(*tensors, activation, 0, False, False), x.new_empty(0)
-    return _native.gemm(*tensors, activation, 0, True, False)
+        return _native.gemm(*tensors, activation, 0, 0), x.new_empty(0)
+    return _native.gemm(*tensors, activation, 0, _PREACTIVATION)
 
 
-for _device in ("CPU", "CUDA"):
-    lib.impl("gemm", _gemm, _device)
-    lib.impl("linear", _linear, _device)
-for _name in ("gemm", "linear"):
+def _grouped_gemm(
+    a, b, offsets, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32, interleaved
+):
+    tensors = map(_rows, (a, b, bias, gate, gate_bias, saved, residual))
+    options = _GROUPED | (_OUT_FP32 if out_fp32 else 0) | (_INTERLEAVED if interleaved else 0)
+    return _native.gemm(*tensors, offsets, activation, flags, options)
+
+
+def _grouped_linear(x, weight, offsets, bias, activation):
+    # Without offsets, x is [rows, G, K] and so is the result: the library sees the groups first.
+    rows = _rows(x) if offsets is not None else _rows(x).transpose(0, 1)
+    options = _GROUPED | (_INTERLEAVED if offsets is None else 0) | (_PREACTIVATION if activation != 0 else 0)
+    made = _native.gemm(rows, _rows(weight), _rows(bias), *(None,) * 4, offsets, activation, 0, options)
+    out, saved = made if activation != 0 else (made, x.new_empty(0))
+    if offsets is not None:
+        return out, saved
+    return out.transpose(0, 1), saved.transpose(0, 1) if activation != 0 else saved
+
+
+_IMPLEMENTATIONS = {
+    "gemm": _gemm,
+    "linear": _linear,
+    "grouped_gemm": _grouped_gemm,
+    "grouped_linear": _grouped_linear,
+}
+for _name, _function in _IMPLEMENTATIONS.items():
+    for _device in ("CPU", "CUDA"):
+        lib.impl(_name, _function, _device)
     lib.impl(_name, refuse_vmap, "FuncTorchBatched")
 
 
@@ -58,8 +93,29 @@ def _fake_linear(x, weight, bias, residual, activation):
     return out, x.new_empty((0,) if activation == 0 else out.shape)
 
 
+def _fake_grouped_gemm(
+    a, b, offsets, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32, interleaved
+):
+    m = a.shape[-1] if flags & A_TRANSPOSED else a.shape[-2]
+    n = b.shape[-1] if flags & B_TRANSPOSED else b.shape[-2]
+    dtype = torch.float32 if out_fp32 else a.dtype
+    if offsets is not None and b.dim() == 3:
+        return a.new_empty((m, n), dtype=dtype)
+    groups = b.shape[0] if offsets is None else offsets.shape[0] - 1
+    if interleaved:
+        return a.new_empty((m, groups, n), dtype=dtype).transpose(0, 1)
+    return a.new_empty((groups, m, n), dtype=dtype)
+
+
+def _fake_grouped_linear(x, weight, offsets, bias, activation):
+    out = x.new_empty((*x.shape[:-1], weight.shape[1]))
+    return out, x.new_empty((0,) if activation == 0 else out.shape)
+
+
 torch.library.register_fake("tessera::gemm", _fake_gemm, lib=lib)
 torch.library.register_fake("tessera::linear", _fake_linear, lib=lib)
+torch.library.register_fake("tessera::grouped_gemm", _fake_grouped_gemm, lib=lib)
+torch.library.register_fake("tessera::grouped_linear", _fake_grouped_linear, lib=lib)
 
 
 def _setup_context(ctx, inputs, output):
@@ -102,6 +158,46 @@ def _gradients(ctx, dout, _):
     return dx, dweight, dbias, dresidual, None
 
 
+def _setup_grouped_context(ctx, inputs, output):
+    x, weight, offsets, bias, activation = inputs
+    ctx.save_for_backward(x, weight, offsets, output[1])
+    ctx.activation = activation
+    ctx.has_bias = bias is not None
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _grouped_gradients(ctx, dout, _):
+    if dout is None:
+        return None, None, None, None, None
+    x, weight, offsets, saved = ctx.saved_tensors
+    dx = dweight = dbias = None
+    before = _activation_gradient(ctx.activation, dout, saved)
+
+    def product(a, b, flags, interleaved=False):
+        return torch.ops.tessera.grouped_gemm(
+            a, b, offsets, None, None, None, None, None, 0, flags, False, interleaved
+        )
+
+    if offsets is None:  # [rows, G, N]
+        first, x = before.transpose(0, 1), x.transpose(0, 1)
+        if ctx.needs_input_grad[0]:
+            dx = product(first, weight, B_TRANSPOSED, True).transpose(0, 1)
+        if ctx.has_bias and ctx.needs_input_grad[3]:
+            dbias = before.sum(0)
+    else:
+        first = before
+        if ctx.needs_input_grad[0]:
+            dx = product(first, weight, B_TRANSPOSED)
+        if ctx.has_bias and ctx.needs_input_grad[3]:
+            # The sums of each group's rows, as a product with a column of ones.
+            ones = before.new_ones((before.shape[0], 8))
+            dbias = product(first, ones, A_TRANSPOSED | B_TRANSPOSED)[..., 0]
+    if ctx.needs_input_grad[1]:
+        dweight = product(first, x, A_TRANSPOSED | B_TRANSPOSED)
+    return dx, dweight, None, dbias, None
+
+
 def _refuse_gradient(ctx, *_):
     raise Error(
         "tessera.gemm has no gradient: it is one product of an op's forward or backward; use tessera.linear to train",
@@ -111,6 +207,10 @@ def _refuse_gradient(ctx, *_):
 
 torch.library.register_autograd("tessera::linear", _gradients, setup_context=_setup_context, lib=lib)
 torch.library.register_autograd("tessera::gemm", _refuse_gradient, lib=lib)
+torch.library.register_autograd(
+    "tessera::grouped_linear", _grouped_gradients, setup_context=_setup_grouped_context, lib=lib
+)
+torch.library.register_autograd("tessera::grouped_gemm", _refuse_gradient, lib=lib)
 
 
 def _activation(name):
@@ -129,6 +229,31 @@ def linear(x, weight, bias=None, *, activation="none", residual=None):
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
     out, _ = torch.ops.tessera.linear(rows, weight, bias, added, _activation(activation))
     return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def grouped_linear(x, weight, offsets=None, bias=None, *, activation="none"):
+    """A linear layer per group, activation(x @ weight[g].T + bias[g]), in one kernel, with gradients.
+
+    weight: [G, N, K]; bias: [G, N].
+    With offsets, an int32 tensor [G + 1] on x's device: rows offsets[g] to offsets[g + 1] of x, [rows, K], are group g's;
+    groups may be empty. The result is [rows, N]; its rows from offsets[G] on are not written. The host does not read
+    offsets.
+    Without: x is [..., G, K], or [..., 1, K] if all groups have the same input, and the result is [..., G, N].
+    """
+    if weight.dim() != 3:
+        raise Error(f"weight has {weight.dim()} dims; [G, N, K] is accepted")
+    groups, n, k = weight.shape
+    if offsets is not None:
+        return torch.ops.tessera.grouped_linear(x, weight, offsets, bias, _activation(activation))[0]
+    if x.dim() < 2 or x.shape[-2] not in (1, groups):
+        raise Error(f"x is {list(x.shape)}; without offsets, [..., {groups}, K] and [..., 1, K] are accepted")
+    lead = x.shape[:-2]
+    if x.shape[-2] == 1:  # one product with all weights side by side
+        flat = None if bias is None else bias.reshape(-1)
+        return linear(x.squeeze(-2), weight.reshape(-1, k), flat, activation=activation).reshape(*lead, groups, n)
+    rows = x.reshape(-1, groups, x.shape[-1])
+    out, _ = torch.ops.tessera.grouped_linear(rows, weight, None, bias, _activation(activation))
+    return out.reshape(*lead, groups, n)
 
 
 def gemm(
@@ -156,4 +281,33 @@ def gemm(
     out_fp32 = out_dtype == torch.float32 and a.dtype != torch.float32
     return torch.ops.tessera.gemm(
         a, b, bias, gate, gate_bias, saved, residual, _activation(activation), flags, out_fp32
+    )
+
+
+def grouped_gemm(
+    a,
+    b,
+    offsets=None,
+    *,
+    transpose_a=False,
+    transpose_b=False,
+    bias=None,
+    activation="none",
+    gate=None,
+    gate_bias=None,
+    saved=None,
+    residual=None,
+    out_dtype=None,
+):
+    """The C library's grouped product (docs/contract.md): one product per group, without gradients.
+
+    offsets and b [G, N, K]: groups of a's rows, [M, K], to [M, N]. offsets and b [K, N], with transpose_a and transpose_b:
+    groups of terms, to [G, M, N]. No offsets: a [G, M, K], or [M, K] if the groups share it, b [G, N, K], to [G, M, N].
+    """
+    if out_dtype not in (None, a.dtype, torch.float32):
+        raise Error(f"out_dtype is {out_dtype}; {a.dtype} and torch.float32 are accepted")
+    flags = (A_TRANSPOSED if transpose_a else 0) | (B_TRANSPOSED if transpose_b else 0)
+    out_fp32 = out_dtype == torch.float32 and a.dtype != torch.float32
+    return torch.ops.tessera.grouped_gemm(
+        a, b, offsets, bias, gate, gate_bias, saved, residual, _activation(activation), flags, out_fp32, False
     )

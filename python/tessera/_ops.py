@@ -116,7 +116,7 @@ class _Library(torch.library.Library):
 
 _OPTIONS = (
     "float scale, float softcap, int flags, int alignment, int window_left, int window_right, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k"
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, int attention_chunk"
 )
 
 lib = _Library("tessera", "DEF")
@@ -133,16 +133,17 @@ lib.define(
 )
 lib.define(
     "decode(Tensor q, Tensor k, Tensor v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
-    f"Tensor? cache_batch_idx, Tensor? leftpad_k, {_OPTIONS}) -> (Tensor out, Tensor lse)",
+    f"Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, {_OPTIONS}) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
 lib.define(
     "decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
-    "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? k_new, Tensor? v_new, Tensor? rotary_cos, Tensor? rotary_sin, "
+    "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? k_new, Tensor? v_new, "
+    "Tensor? rotary_cos, Tensor? rotary_sin, "
     f"Tensor? rotary_seqlens, Tensor(c!)? status, {_OPTIONS}) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
-DECODE_TENSORS, APPEND_TENSORS = 8, 14  # the leading arguments of the two
+DECODE_TENSORS, APPEND_TENSORS = 9, 15  # the leading arguments of the two
 
 
 def _forward(*args):

@@ -111,8 +111,8 @@ def flash_attn_varlen_func(
 ):
     """q: [total_q, Hq, D], k, v: [total_k, Hkv, D], cu_seqlens: int32 [B + 1]; lse is [Hq, total_q].
 
-    With block_table, int32 [B, max_pages_per_seq], k and v are [pages, page_size, Hkv, D]. Up to 16 queries per
-    sequence, all of one number, read the pages in place; for others, the pages are gathered first.
+    With block_table, int32 [B, max_pages_per_seq], k and v are [pages, page_size, Hkv, D], which are read in place; if
+    gradients are wanted, the pages are gathered first.
     """
     if block_table is not None:
         _refuse_dropout(dropout_p)

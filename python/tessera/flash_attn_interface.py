@@ -3,8 +3,8 @@
     from tessera.flash_attn_interface import flash_attn_func
 
 Signatures and results are FlashAttention-3's: return_attn_probs gives (out, lse). num_splits, pack_gqa, sm_margin and
-scheduler_metadata are hints and are ignored: a kernel's plan decides. What is not supported (qv, attention_chunk, the
-descales of fp8) raises tessera.Error, which names the argument.
+scheduler_metadata are hints and are ignored: a kernel's plan decides. What is not supported (qv, the descales of fp8,
+the gradient of a call with attention_chunk) raises tessera.Error, which names the argument.
 """
 
 import torch
@@ -22,10 +22,8 @@ __all__ = [
 ]
 
 
-def _refuse(attention_chunk, **arguments):
+def _refuse(**arguments):
     _flash.refuse("flash_attn_interface", **arguments)
-    if attention_chunk:
-        raise Error(f"attention_chunk is {attention_chunk}; only 0 is supported", "unsupported")
 
 
 def flash_attn_func(
@@ -48,10 +46,11 @@ def flash_attn_func(
     return_attn_probs=False,
 ):
     """q: [B, Sq, Hq, D], k: [B, Sk, Hkv, D], v: [B, Sk, Hkv, Dv] -> out, or (out, lse) with return_attn_probs."""
-    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     return _flash.attend(
-        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs,
+        attention_chunk=attention_chunk,
+    )  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -70,7 +69,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs=False,
 ):
     """qkv: [B, S, 3, H, D], or [B, S, Hq + 2 Hkv, D] with num_heads_q = Hq."""
-    _refuse(attention_chunk, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if isinstance(qkv, torch.Tensor) and qkv.dim() == 4:
         if num_heads_q is None:
             raise Error("qkv has 4 dims, but num_heads_q, which says how many heads are queries, is None")
@@ -79,8 +78,9 @@ def flash_attn_qkvpacked_func(
     else:
         q, k, v = _flash.unpacked(qkv, "qkv", 3, 5)
     return _flash.attend(
-        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs
-    )
+        q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs,
+        attention_chunk=attention_chunk,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -113,7 +113,7 @@ def flash_attn_varlen_func(
     seqused_q and seqused_k, int32 [B]: each sequence's leading rows that count. They are gathered; out is 0 and lse -inf
     in the other rows.
     """
-    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if lengths is None:
             raise Error(f"{name} is None; int32 [B + 1] is accepted")
@@ -127,6 +127,7 @@ def flash_attn_varlen_func(
     result = _flash.attend(
         q, k, v, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        attention_chunk=attention_chunk,
     )  # fmt: skip
     if back is None:
         return result
@@ -191,12 +192,18 @@ def flash_attn_with_kvcache(
     that does not fit gives 0, its cache is not written, and later calls are not affected.
     """
     _refuse(
-        attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         cu_seqlens_k_new=cu_seqlens_k_new,
     )  # fmt: skip
-    queries = _PackedQueries(q, cu_seqlens_q, max_seqlen_q, rotary_cos) if cu_seqlens_q is not None else None
+    queries = None
+    if cu_seqlens_q is not None:
+        if max_seqlen_q is None:
+            raise Error("cu_seqlens_q is given, but max_seqlen_q is None")
+        queries = _flash.PackedQueries(q, cu_seqlens_q, max_seqlen_q, batched=k is not None)
+        if k is not None and not queries.batched:
+            queries = _PaddedQueries(q, cu_seqlens_q, max_seqlen_q, rotary_cos)
     out, lse = _flash.with_kvcache(
-        q if queries is None else queries.padded,
+        q if queries is None else queries.q,
         k_cache,
         v_cache,
         k,
@@ -214,43 +221,39 @@ def flash_attn_with_kvcache(
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=None,
+        attention_chunk=attention_chunk,
         return_lse=True,
+        **({} if queries is None else queries.lengths),
     )
     if queries is not None:
         out, lse = queries.packed(out, lse)
     return (out, lse, None, None) if return_softmax_lse else out
 
 
-class _PackedQueries:
-    """Packed queries as a batch: [total, H, D] -> [B, max_seqlen_q, H, D], and the results back.
+class _PaddedQueries:
+    """PackedQueries of different lengths with keys to append: as a batch [B, max_seqlen_q, H, D], and the results back.
 
     Queries stand at their sequence's end, so that shorter sequences are padded in front.
     """
 
+    lengths = {}
+
     def __init__(self, q, cu_seqlens, longest, rotary_cos):
-        if longest is None:
-            raise Error("cu_seqlens_q is given, but max_seqlen_q is None")
-        self.batch, self.longest, total = cu_seqlens.shape[0] - 1, longest, q.shape[0]
-        self.even = total == self.batch * longest
-        if self.even:
-            self.padded = q.unflatten(0, (self.batch, longest))
-            return
         if rotary_cos is not None:
             raise Error(
                 "rotary_cos is given with sequences of different lengths in cu_seqlens_q; "
                 "tessera.flash_attn_interface supports rotary embedding for equal ones",
                 "unsupported",
             )
+        total = q.shape[0]
         lengths = cu_seqlens.diff()
         first = longest - lengths  # rows of padding
         rows = cu_seqlens[:-1, None] + torch.arange(longest, device=q.device) - first[:, None]
-        self.padded = q[rows.clamp(0, max(total - 1, 0))]
+        self.q = q[rows.clamp(0, max(total - 1, 0))]
         _, self.sequence, position = _flash.packed_rows(lengths, total)
         self.at = (first[self.sequence] + position).clamp(max=longest - 1)
 
     def packed(self, out, lse):
-        if self.even:
-            return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)
         return out[self.sequence, self.at], lse[self.sequence, :, self.at].t()
 
 

@@ -16,6 +16,14 @@ TensorExtents key_extents(const AttentionProblem& p, std::int64_t dim) {
   return {p.batch, p.seq_k, p.heads_kv, dim, p.varlen, p.total_k};
 }
 
+std::int64_t cache_pitch(const AttentionProblem& p, const TensorView& view) {
+  return (p.paged ? p.num_pages : p.cache_rows) > 1 ? view.batch_stride / view.seq_stride : 0;
+}
+TensorExtents cache_extents(const AttentionProblem& p, const TensorView& view, std::int64_t dim) {
+  const std::int64_t count = p.paged ? p.num_pages : p.cache_rows, rows = p.paged ? p.page_size : p.seq_k;
+  return {1, rows, p.heads_kv, dim, true, (count - 1) * cache_pitch(p, view) + rows};
+}
+
 Status atom_boxes(const TensorView& view, const TensorExtents& of, int rows, int min_atom, AtomBoxes& boxes,
                   std::int64_t pack_gqa) {
   const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * kBytes; };

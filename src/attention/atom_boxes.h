@@ -30,6 +30,9 @@ struct TensorExtents {
 // Of q and, except for the dim, of o and dO; of k and v.
 TensorExtents query_extents(const AttentionProblem& problem, std::int64_t dim);
 TensorExtents key_extents(const AttentionProblem& problem, std::int64_t dim);
+// Of k or v of a cache: as if packed, each page, or each row of a cache without pages, a sequence of cache_pitch rows.
+TensorExtents cache_extents(const AttentionProblem& problem, const TensorView& view, std::int64_t dim);
+std::int64_t cache_pitch(const AttentionProblem& problem, const TensorView& view);
 
 // Boxes of `rows` rows into `boxes`, which is empty. pack_gqa: 0, or the heads that a box has of each of its rows / pack_gqa
 // queries; heads are then the second axis. TESSERA_UNSUPPORTED if a packed tensor has too little memory before it.

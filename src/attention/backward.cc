@@ -28,6 +28,8 @@ struct BackwardTile {
   int ctas_per_sm;
 };
 
+constexpr bool has_small_tiles(int arch) { return arch == 86 || arch == 120; }  // 99 KB of shared memory
+
 // Found by trying on an H200 (docs/kernels/attention_backward.md): no register is spilled at the head dims that the
 // compile gate compiles. Architectures with less shared memory have tiles of half the size.
 constexpr BackwardTile backward_tile(int arch, int dim_qk, int dim_v, bool masked, bool score_mod) {
@@ -37,11 +39,11 @@ constexpr BackwardTile backward_tile(int arch, int dim_qk, int dim_v, bool maske
     if (dim <= 128) return {32, 64, dim <= 96 ? 4 : 8, 1, 0, 2, 1};
     return dim <= 192 ? BackwardTile{32, 32, 4, 1, 0, 2, 1} : BackwardTile{16, 32, 4, 1, 0, 2, 1};
   }
-  if (arch < 90) {
-    const bool small = arch != 80;  // 99 KB of shared memory
+  if (arch != 90) {
+    const bool small = has_small_tiles(arch);
     if (dim <= 64) return {small ? 32 : 64, 64, 4, 2, score_mod ? 0 : steps / 2, 2, 3};
     if (dim <= 96) return {small ? 32 : 64, small ? 64 : 128, small ? 4 : 8, 2, score_mod ? 0 : steps, 2, 1};
-    if (dim <= 128) return {32, small ? 64 : 128, small ? 4 : 8, 2, score_mod ? 0 : 2, 2, 1};
+    if (dim <= 128) return {32, small ? 64 : 128, small ? 4 : 8, 2, score_mod || arch >= 100 ? 0 : 2, 2, 1};
     return small ? BackwardTile{16, 64, 8, 1, 0, 2, 1} : BackwardTile{32, 64, 8, 2, 0, 2, 1};
   }
   if (dim <= 64) return {64, 64, 4, 2, score_mod ? 0 : masked ? dim / 16 : steps, masked ? 2 : 16, 3};
@@ -56,7 +58,7 @@ constexpr BackwardTile staged_backward_tile(int arch, int dim_qk, int dim_v, boo
   const BackwardTile tile = backward_tile(arch, dim_qk, dim_v, masked, score_mod);
   if (arch < 80) return tile;
   if (dim <= 96) return {tile.block_q, tile.block_k, tile.warps, 1, 0, 2, 1};
-  return {arch != 80 && arch < 90 && dim > 128 ? 16 : 32, 64, 8, 1, 0, 2, 1};
+  return {has_small_tiles(arch) && dim > 128 ? 16 : 32, 64, 8, 1, 0, 2, 1};
 }
 
 // For few queries: one strip per tile. It wastes less, and has registers to sum the scores more accurately.
@@ -81,8 +83,8 @@ constexpr BackwardDqTile backward_dq_tile(int arch, int dim_qk, int dim_v, bool 
   }
   if (dim <= 80 && !score_mod) return {128, 64, 4, 2, dim <= 64 ? 3 : 2};
   if (dim <= 128) return score_mod ? BackwardDqTile{64, 64, 4, 1, 2} : BackwardDqTile{128, 64, 4, 1, 2};
-  if (arch >= 90) return {128, 32, 8, 2, 1};
-  return {64, arch == 80 ? 32 : 16, 4, 2, 1};
+  if (arch == 90) return {128, 32, 8, 2, 1};
+  return {64, has_small_tiles(arch) ? 16 : 32, 4, 2, 1};
 }
 }  // namespace
 
@@ -213,7 +215,7 @@ Status launch_tiles(const cuda::Kernel& kernel, const AttentionBackwardParams& p
 
 Status enqueue(const BackwardConfigs& configs, const AttentionArgs& args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
-  const BackwardBuffers buffers = backward_buffers(p, sums_block_q(configs), launch.workspace);
+  const BackwardBuffers buffers = backward_buffers(p, sums_block_q(configs), 0, launch.workspace);
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
 
   AttentionBackwardParams params = params_of(args, buffers);
@@ -227,10 +229,14 @@ Status enqueue(const BackwardConfigs& configs, const AttentionArgs& args, const 
   return launch_tiles(*launch.kernels[2], params, tiles.dq, p, p.heads_q, launch.stream);
 }
 
-// The architecture whose tiles are used: sm_86's on a newer architecture that also has only 99 KB of shared memory.
+// The architecture whose tiles are used: of those with as much shared memory, the first of its kind. Hopper's spill on
+// Blackwell, whose tiles are sm_80's or sm_86's, some with fewer registers.
 int tile_arch(const Device& device) {
+  if (device.compute <= 80 || device.compute == 90) return device.compute;
   const auto needed = static_cast<std::size_t>(limits_of(80).shared_memory_per_block);
-  return device.compute > 80 && device.shared_memory_per_block < needed ? 86 : device.compute;
+  const bool small = device.shared_memory_per_block < needed;
+  if (device.compute < 100) return small ? 86 : 80;
+  return small ? 120 : 100;
 }
 
 std::vector<BackwardConfigs> configs_for(const AttentionProblem& p, const Device& device) {
@@ -312,12 +318,13 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     }
   };
   const bool as_sm_86 = device.compute == 89;  // the same code
+  const bool as_sm_80 = device.compute >= 90;  // the same tiles below 128
   for (const Variant& variant : kVariants) {
     if (as_sm_86) continue;
     for (const int dim : kDims) {
-      if (device.compute < 90 || dim >= 128) add(dim, dim, variant, true);  // Hopper's tiles are those of sm_80 below
+      if (!as_sm_80 || dim >= 128) add(dim, dim, variant, true);
     }
-    if (!variant.masked || variant.score_mod || device.compute >= 90) continue;
+    if (!variant.masked || variant.score_mod || as_sm_80) continue;
     for (const int dim : kMoreDims) add(dim, dim, variant, true);
   }
   add(80, 64, {true, true}, false);

@@ -85,7 +85,8 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
            .dq_columns = tile.dq_columns,
            .dq_registers = tile.dq_registers,
            .masked = masked,
-           .deterministic = deterministic}};
+           .deterministic = deterministic,
+           .splits_group = false}};
 }
 
 Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const AttentionBackwardSm90Config& config) {
@@ -99,11 +100,21 @@ Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const A
   return boxes;
 }
 
+namespace {
+// At most, if groups are split.
+std::int64_t columns_per_batch(const AttentionProblem& p, const AttentionBackwardSm90Config& config) {
+  return config.splits_group ? p.heads_q : p.heads_kv;
+}
+// Of the sums of dK and dV.
+int sums_block_k(const AttentionBackwardSm90Config& config) { return config.splits_group ? block_k_of(config) : 0; }
+}  // namespace
+
 Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const AttentionArgs& args,
-                                                                   const AttentionBackwardSm90Config& config) {
+                                                                   const AttentionBackwardSm90Config& config,
+                                                                   int part_heads) {
   const AttentionProblem& p = args.problem;
   const std::int64_t k_tiles = ceil_div(p.seq_k, block_k_of(config));
-  if (!fits_a_grid(k_tiles, p, p.heads_kv)) {
+  if (!fits_a_grid(k_tiles, p, columns_per_batch(p, config))) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: more rows than one grid can cover");
   }
   AttentionBackwardSm90Params params = {};
@@ -120,24 +131,30 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
   params.k_tiles = static_cast<unsigned>(k_tiles);
   params.band = band_of(p);
   params.scale = p.scale;
-  const std::int64_t columns = p.batch * p.heads_kv;
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t heads = config.splits_group ? part_heads : group;
+  const std::int64_t parts = ceil_div(group, heads);
+  params.part_heads = static_cast<unsigned>(heads);
+  params.by_parts = divisor(static_cast<unsigned>(parts));
+  const std::int64_t columns = p.batch * p.heads_kv * parts;
   // Q and dO, of 16 bits, and dQ's sums, of 32. The CTAs of a key head are at the same query head at about the same time,
   // or at two.
   const std::int64_t head_bytes =
-      saturating_product(p.seq_q, std::min<std::int64_t>(params.group, 2), 6 * p.dim_qk + 2 * p.dim_v);
+      saturating_product(p.seq_q, std::min<std::int64_t>(heads, 2), 6 * p.dim_qk + 2 * p.dim_v);
   params.columns = static_cast<unsigned>(columns);
   params.together = divisor(columns_together(columns, head_bytes));
-  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv));
+  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv * parts));
   return cuda::Work<AttentionBackwardSm90Params>{params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
 }
 
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
                                             const AttentionBackwardSm90Config& config) {
-  if (!fits_a_grid(ceil_div(problem.seq_k, block_k_of(config)), problem, problem.heads_kv) ||
-      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q)) {
+  if (!fits_a_grid(ceil_div(problem.seq_k, block_k_of(config)), problem, columns_per_batch(problem, config)) ||
+      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
+      (config.splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: more rows than one grid can cover");
   }
-  const std::int64_t bytes = backward_bytes(problem, config.block_q);
+  const std::int64_t bytes = backward_bytes(problem, config.block_q, sums_block_k(config));
   if (bytes == LLONG_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: its workspace cannot be addressed");
   }
@@ -147,9 +164,9 @@ Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
 namespace {
 
 jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
-  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : "",
-                         config.deterministic ? "_deterministic" : ""),
+                         config.deterministic ? "_deterministic" : "", config.splits_group ? "_split" : ""),
           .header = "attention/backward_sm90.cuh",
           .entry = "attention_backward_sm90",
           .params = "AttentionBackwardSm90Params",
@@ -168,18 +185,21 @@ Status encode_one(const AtomBoxes& boxes, TensorMap& map) {
   return {};
 }
 
-Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
-  auto work = backward_sm90_work(args, config);
+Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
+  auto work = backward_sm90_work(args, config, part_heads);
   if (!work.ok()) return work.status();
   const auto boxes = backward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
-  const BackwardBuffers buffers = backward_buffers(args.problem, config.block_q, launch.workspace);
+  const BackwardBuffers buffers =
+      backward_buffers(args.problem, config.block_q, sums_block_k(config), launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
   params.lse_log2 = buffers.lse_log2.data;
   params.delta = buffers.delta.data;
   params.row_strides = strides_of(buffers.delta);
   params.dq_sums = buffers.sums;
   params.dq_turns = buffers.turns;
+  params.dk_sums = buffers.dk_sums;
+  params.dv_sums = buffers.dv_sums;
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -191,12 +211,24 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
   }
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
   if (Status s = cuda::launch(*launch.kernels[1], *work, launch.stream); !s.ok()) return s;
-  return enqueue_convert(*launch.kernels[2], args, buffers.sums, config.block_q, launch.stream);
+  Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, config.block_q, launch.stream);
+  if (!s.ok() || !config.splits_group) return s;
+  return enqueue_convert_keys(*launch.kernels[2], args, buffers.dk_sums, buffers.dv_sums, block_k_of(config),
+                              launch.stream);
 }
 
+// By how much steps take longer if the heads in flight are twice what fits the L2 cache.
+constexpr double kMissing = 0.4;
+
 std::vector<Config> configs_for(const AttentionProblem& p) {
-  return backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
-                               p.deterministic);
+  auto configs = backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
+                                       p.deterministic);
+  // Sums of dK and dV have no fixed order.
+  if (!configs.empty() && p.heads_q > p.heads_kv && !p.deterministic) {
+    configs.push_back(configs.front());
+    configs.back().splits_group = true;
+  }
+  return configs;
 }
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
@@ -224,14 +256,17 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     if (!workspace.ok()) continue;
     if (static_cast<std::size_t>(backward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
     const double rows = static_cast<double>(ceil_div(p.seq_q, config.block_q) * config.block_q);
-    offers.push_back({engine::main_config(config), *workspace, predicted_backward_time(p, device, rows, kRate),
-                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order", rows,
-                             config.deterministic ? "a fixed" : "any")});
+    const GroupSplit split =
+        config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing) : GroupSplit{};
+    offers.push_back({engine::main_config(config), *workspace,
+                      predicted_backward_time(p, device, rows, kRate) * split.relative_time,
+                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
+                             config.deterministic ? "a fixed" : "any", split_text(split))});
   }
   return offers;
 }
 
-std::optional<Recipe> recipe(const AttentionProblem& p, const Device&, const engine::Config& named) {
+std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& named) {
   for (const Config& config : configs_for(p)) {
     const auto workspace = backward_sm90_workspace(p, config);
     if (!workspace.ok() || engine::main_config(config) != named) continue;
@@ -241,8 +276,10 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device&, const eng
                     {"main", main_kernel(config)},
                     {"convert", instance_of(convert_config(config.dtype, 8))}};
     recipe.workspace = *workspace;
-    recipe.enqueue = [config](const AttentionArgs& args, const engine::Launch& launch) {
-      return enqueue(config, args, launch);
+    const int part_heads =
+        config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing).part_heads : 0;
+    recipe.enqueue = [config, part_heads](const AttentionArgs& args, const engine::Launch& launch) {
+      return enqueue(config, part_heads, args, launch);
     };
     return recipe;
   }
@@ -254,9 +291,10 @@ constexpr int kDims[] = {8, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128};
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   if (device.compute != 90 || !device.specific) return list;
-  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic) {
+  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic, int group = 1) {
     AttentionProblem problem = representative(device, AttentionOp::kBackward, dim_qk, dim_v);
     problem.deterministic = deterministic;
+    problem.heads_q *= group;
     list.push_back(with_variant(problem, {masked, false}));
   };
   for (const bool masked : {false, true}) {
@@ -265,6 +303,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
       add(128, 64, masked, deterministic);
       add(64, 128, masked, deterministic);
     }
+    for (const int dim : {64, 80, 96, 128}) add(dim, dim, masked, false, 2);
   }
   return list;
 }

@@ -16,17 +16,20 @@ struct BackwardSm90Boxes {
   AtomBoxes q, d_o, k, v;
 };
 
-// Pure. The caller still has to make the tensor maps from the boxes and set the buffers.
+// Pure. The caller still has to make the tensor maps from the boxes and set the buffers. part_heads: only if the Config
+// splits groups.
 Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const AttentionBackwardSm90Config& config);
 Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const AttentionArgs& args,
-                                                                   const AttentionBackwardSm90Config& config);
+                                                                   const AttentionBackwardSm90Config& config,
+                                                                   int part_heads = 0);
 
 // None if a head dim is above 128.
 std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
                                                                bool deterministic);
 
-// Bytes for delta, LSE, dQ's sums and, if deterministic, their turns; TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels
-// would need more CTAs than a grid has.
+// Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, if deterministic, the turns;
+// TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid
+// has.
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem, const AttentionBackwardSm90Config& config);
 
 }  // namespace tessera::attention

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
+#include <limits>
 
 #include "attention/backward_preprocess.h"
 #include "attention/gpu.h"
 #include "attention/params.h"
+#include "base/format.h"
 
 namespace tessera::attention {
 namespace {
@@ -14,38 +17,48 @@ namespace {
 std::int64_t batches(const AttentionProblem& p) { return p.varlen ? 1 : p.batch; }
 std::int64_t rows_per_head(const AttentionProblem& p) { return p.varlen ? p.total_q : p.seq_q; }
 
-// Rows of dQ's sums, per head. If packed, every sequence starts at a multiple of block_q.
-std::int64_t sum_rows(const AttentionProblem& p, int block_q) {
-  if (!p.varlen) return ceil_div(p.seq_q, block_q) * block_q;
-  return padded_start(p.total_q, p.batch, block_q);
+// Rows of a gradient's sums, per head. If packed, every sequence starts at a multiple of `block`.
+std::int64_t sum_rows(const AttentionProblem& p, std::int64_t seq, std::int64_t total, int block) {
+  if (block == 0) return 0;
+  if (!p.varlen) return ceil_div(seq, block) * block;
+  return padded_start(total, p.batch, block);
 }
+std::int64_t query_sum_rows(const AttentionProblem& p, int block_q) { return sum_rows(p, p.seq_q, p.total_q, block_q); }
+std::int64_t key_sum_rows(const AttentionProblem& p, int block_k) { return sum_rows(p, p.seq_k, p.total_k, block_k); }
 
 // Offsets in the workspace, in bytes.
 struct Workspace {
   std::int64_t delta;     // float [B, Hq, Sq]
   std::int64_t lse_log2;  // likewise
   std::int64_t sums;
+  std::int64_t dk_sums;
+  std::int64_t dv_sums;
   std::int64_t turns;         // unsigned [rows of the sums / block_q], if they are added in a fixed order
   std::int64_t zeroed_bytes;  // from the sums on
   std::int64_t bytes;         // LLONG_MAX if the sizes overflow
 };
 
-Workspace workspace_of(const AttentionProblem& p, int block_q) {
+Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k) {
   constexpr std::int64_t kAlignment = 256;
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const auto aligned = [](std::int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
   const std::int64_t rows = saturating_product(batches(p), p.heads_q, rows_per_head(p));
   const std::int64_t sums =
-      block_q > 0 ? saturating_product(saturating_product(batches(p), p.heads_q, sum_rows(p, block_q)), p.dim_qk, 1)
-                  : 0;
-  if (saturating_product(rows, 4 * kFloat, 1) > LLONG_MAX / 4 || saturating_product(sums, kFloat, 1) > LLONG_MAX / 4) {
-    return {0, 0, 0, 0, 0, LLONG_MAX};
+      saturating_product(saturating_product(batches(p), p.heads_q, query_sum_rows(p, block_q)), p.dim_qk, 1);
+  const std::int64_t key_rows = saturating_product(batches(p), p.heads_kv, key_sum_rows(p, block_k));
+  if (saturating_product(rows, 4 * kFloat, 1) > LLONG_MAX / 8 || saturating_product(sums, kFloat, 1) > LLONG_MAX / 8 ||
+      saturating_product(key_rows, p.dim_qk + p.dim_v, kFloat) > LLONG_MAX / 8) {
+    Workspace none = {};
+    none.bytes = LLONG_MAX;
+    return none;
   }
   Workspace at = {};
   at.lse_log2 = at.delta + aligned(rows * kFloat);
   at.sums = at.lse_log2 + aligned(rows * kFloat);
-  at.turns = at.sums + sums * kFloat;
-  at.zeroed_bytes = sums * kFloat;
+  at.dk_sums = at.sums + sums * kFloat;
+  at.dv_sums = at.dk_sums + key_rows * p.dim_qk * kFloat;
+  at.turns = at.dv_sums + key_rows * p.dim_v * kFloat;
+  at.zeroed_bytes = at.turns - at.sums;
   if (p.deterministic && block_q > 0) {
     at.zeroed_bytes += ceil_div(sums / p.dim_qk / block_q * static_cast<std::int64_t>(sizeof(unsigned)), 16) * 16;
   }
@@ -55,12 +68,12 @@ Workspace workspace_of(const AttentionProblem& p, int block_q) {
 
 }  // namespace
 
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q) {
-  return workspace_of(problem, block_q).bytes;
+std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k) {
+  return workspace_of(problem, block_q, block_k).bytes;
 }
 
-BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, void* workspace) {
-  const Workspace at = workspace_of(p, block_q);
+BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int block_k, void* workspace) {
+  const Workspace at = workspace_of(p, block_q, block_k);
   const auto place = [&](std::int64_t offset) {
     return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
   };
@@ -68,7 +81,9 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, void* w
   const std::int64_t batch_stride = p.varlen ? 0 : p.heads_q * rows;
   return {{place(at.delta), batch_stride, rows},
           {place(at.lse_log2), batch_stride, rows},
-          {place(at.sums), block_q > 0 ? sum_rows(p, block_q) : 0},
+          {place(at.sums), query_sum_rows(p, block_q)},
+          {block_k > 0 ? place(at.dk_sums) : nullptr, key_sum_rows(p, block_k)},
+          {block_k > 0 ? place(at.dv_sums) : nullptr, key_sum_rows(p, block_k)},
           p.deterministic && block_q > 0 ? reinterpret_cast<unsigned*>(place(at.turns)) : nullptr,
           at.zeroed_bytes};
 }
@@ -109,6 +124,56 @@ double predicted_backward_time(const AttentionProblem& p, const engine::Device& 
   const double rate = portable_rate(device) * kOfForwardRate * 64.0 /
                       static_cast<double>(std::max<std::int64_t>({p.dim_qk, p.dim_v, 1}));
   return kSteps + scores / (rate * relative);
+}
+
+std::string split_text(const GroupSplit& split) {
+  if (split.part_heads == 0) return "";
+  return format("; query heads per key head and CTA: {}, dK and dV summed likewise", split.part_heads);
+}
+
+GroupSplit split_group(const AttentionProblem& p, const engine::Device& device, int block_q, int block_k,
+                       double missing) {
+  // In steps of one SM. A CTA starts and ends in about two steps; if it adds dK and dV to sums, these are two times
+  // block_k / block_q the bytes that a step adds to dQ's. Zeroing and converting the sums moves 10 bytes per element, at 4 TB/s, in two more
+  // launches.
+  constexpr double kPerCta = 2;
+  const double per_sum = 1.5 * block_k / block_q;
+  const double keys_per_step = 3640.0 * (block_q * block_k) / (64 * 128);
+  constexpr double kLaunches = 275;
+  constexpr double kCacheBytes = 32 << 20;
+  const auto number = [](std::int64_t x) { return static_cast<double>(std::max<std::int64_t>(x, 1)); };
+  const double sms = std::max(device.multiprocessors, 1);
+  const double columns = number(p.batch) * number(p.heads_kv);
+  const double k_tiles = number(ceil_div(p.seq_k, block_k));
+  const ComputedScores of_head = computed_scores(p, block_q, block_k);
+  const double steps = std::max(of_head.all / (block_q * block_k), 1.0);  // of a query head
+  // A key tile meets about as many queries as a query tile meets keys.
+  const double longest =
+      std::min(std::max(of_head.of_longest / (block_q * block_q), 1.0), number(ceil_div(p.seq_q, block_q)));
+  const double head_bytes = number(p.seq_q) * static_cast<double>(6 * p.dim_qk + 2 * p.dim_v);
+  const int group = static_cast<int>(p.heads_q / p.heads_kv);
+  const auto time_of = [&](int part_heads) {
+    const int parts = (group + part_heads - 1) / part_heads;
+    const double ctas = columns * parts * k_tiles;
+    const double mean = columns * group * steps / sms;
+    // Without a mask, all CTAs take the same time; with one, the longest come first.
+    const double waves = part_heads * longest * (is_masked(p) ? 1.0 : std::ceil(ctas / sms));
+    // With a mask, the CTAs of a key head are not at the same query head.
+    const int heads = is_masked(p) ? std::min(part_heads, 2) : 1;
+    const double in_flight = std::min(columns * parts, std::ceil(sms / k_tiles)) * heads * head_bytes;
+    const double beyond = std::clamp(in_flight / kCacheBytes - 1, 0.0, 1.0);
+    double time = std::max(mean, waves) * (1 + missing * beyond) + ctas / sms * kPerCta;
+    if (parts > 1)
+      time += ctas / sms * per_sum + columns * number(p.seq_k) / keys_per_step + kLaunches / number(p.dim_qk);
+    return time;
+  };
+  const double whole = time_of(group);
+  GroupSplit best = {1, std::numeric_limits<double>::infinity()};
+  for (int parts = 2; parts <= group; ++parts) {
+    const int part_heads = (group + parts - 1) / parts;
+    if (const double time = time_of(part_heads) / whole; time < best.relative_time) best = {part_heads, time};
+  }
+  return best;
 }
 
 }  // namespace tessera::attention

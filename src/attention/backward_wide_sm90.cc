@@ -33,8 +33,8 @@ struct BackwardWideSm90Tile {
 };
 
 // By counting registers. The P and the dS warpgroup hold dV and dK (a register for two columns), an accumulator of 64
-// queries (32) and its 16-bit operand (16). Up to head dim 192 they have room for columns of K and V (4 for 16 columns),
-// and the dQ warpgroup for dS (4 for 16 keys); above, there is only room for most of dS.
+// queries (32) and its 16-bit operand (16). Up to head dim 192 they have room for columns of K and V (4 for 16 columns).
+// The dQ warpgroup keeps three quarters of dS (4 for 16 keys); where all of it fits, that is 4 % slower.
 constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
   constexpr int kSumsAndColumns = 112;
   const int dim = std::max(dim_qk, dim_v);
@@ -51,7 +51,7 @@ constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
   } else {
     tile.q_stages = 3;
     tile.kept_steps = dim_qk == dim_v ? (kSumsAndColumns - dim / 2) / 4 : 0;
-    tile.kept_ds_steps = 4;
+    tile.kept_ds_steps = 3;
     tile.dq_registers = 80;
   }
   return tile;
@@ -59,7 +59,8 @@ constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
 
 }  // namespace
 
-AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked) {
+AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked,
+                                                          bool deterministic) {
   const BackwardWideSm90Tile tile = backward_wide_sm90_tile(dim_qk, dim_v);
   return {.dtype = dtype,
           .dim_qk = dim_qk,
@@ -72,17 +73,29 @@ AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_q
           .kept_ds_steps = tile.kept_ds_steps,
           .dq_columns = tile.dq_columns,
           .dq_registers = tile.dq_registers,
-          .masked = masked};
+          .masked = masked,
+          .deterministic = deterministic,
+          .splits_group = false};
 }
 
 namespace {
 
-Config config_for(const AttentionProblem& p) {
-  return backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p));
+std::vector<Config> configs_for(const AttentionProblem& p) {
+  std::vector<Config> configs = {backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk),
+                                                           static_cast<int>(p.dim_v), is_masked(p), p.deterministic)};
+  // Sums of dK and dV have no fixed order.
+  if (p.heads_q > p.heads_kv && !p.deterministic) {
+    configs.push_back(configs.front());
+    configs.back().splits_group = true;
+  }
+  return configs;
 }
 
+// Of the sums of dK and dV.
+int sums_block_k(const Config& config) { return config.splits_group ? kBackwardWideTile : 0; }
+
 // Everything but tensor maps and buffers. The caller has checked that one grid covers the problem.
-cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args) {
+cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args, const Config& config, int part_heads) {
   const AttentionProblem& p = args.problem;
   const std::int64_t k_tiles = ceil_div(p.seq_k, kBackwardWideTile);
   AttentionBackwardWideSm90Params params = {};
@@ -99,23 +112,31 @@ cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args) {
   params.k_tiles = static_cast<unsigned>(k_tiles);
   params.band = band_of(p);
   params.scale = p.scale;
-  const std::int64_t columns = p.batch * p.heads_kv;
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t heads = config.splits_group ? part_heads : group;
+  const std::int64_t parts = ceil_div(group, heads);
+  params.part_heads = static_cast<unsigned>(heads);
+  params.by_parts = divisor(static_cast<unsigned>(parts));
+  const std::int64_t columns = p.batch * p.heads_kv * parts;
   // Q and dO, of 16 bits, and dQ's sums, of 32.
-  const std::int64_t head_bytes = saturating_product(p.seq_q, params.group, 6 * p.dim_qk + 2 * p.dim_v);
+  const std::int64_t head_bytes = saturating_product(p.seq_q, heads, 6 * p.dim_qk + 2 * p.dim_v);
   params.columns = static_cast<unsigned>(columns);
   params.together = divisor(columns_together(columns, head_bytes));
-  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv));
+  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv * parts));
   return {params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
 }
 
-// Bytes for delta, LSE and dQ's sums; TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels
-// would need more CTAs than a grid has.
-Result<std::size_t> workspace_of(const AttentionProblem& problem) {
-  if (!fits_a_grid(ceil_div(problem.seq_k, kBackwardWideTile), problem, problem.heads_kv) ||
-      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q)) {
+// Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, if deterministic, the turns;
+// TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid
+// has.
+Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& config) {
+  if (!fits_a_grid(ceil_div(problem.seq_k, kBackwardWideTile), problem,
+                   config.splits_group ? problem.heads_q : problem.heads_kv) ||
+      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
+      (config.splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: more rows than one grid can cover");
   }
-  const std::int64_t bytes = backward_bytes(problem, kBackwardWideTile);
+  const std::int64_t bytes = backward_bytes(problem, kBackwardWideTile, sums_block_k(config));
   if (bytes == LLONG_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: its workspace cannot be addressed");
   }
@@ -123,8 +144,9 @@ Result<std::size_t> workspace_of(const AttentionProblem& problem) {
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_backward_wide_sm90_{}_d{}x{}_{}x{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, kBackwardWideTile, kBackwardWideTile, config.masked ? "_masked" : ""),
+  return {.name = format("attention_backward_wide_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                         config.dim_v, kBackwardWideTile, kBackwardWideTile, config.masked ? "_masked" : "",
+                         config.deterministic ? "_deterministic" : "", config.splits_group ? "_split" : ""),
           .header = "attention/backward_wide_sm90.cuh",
           .entry = "attention_backward_wide_sm90",
           .params = "AttentionBackwardWideSm90Params",
@@ -145,15 +167,18 @@ Status encode(const TensorView& view, const TensorExtents& extents, TensorMap& m
   return {};
 }
 
-Status enqueue(const AttentionArgs& args, const engine::Launch& launch) {
+Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
-  cuda::Work<AttentionBackwardWideSm90Params> work = work_of(args);
-  const BackwardBuffers buffers = backward_buffers(p, kBackwardWideTile, launch.workspace);
+  cuda::Work<AttentionBackwardWideSm90Params> work = work_of(args, config, part_heads);
+  const BackwardBuffers buffers = backward_buffers(p, kBackwardWideTile, sums_block_k(config), launch.workspace);
   AttentionBackwardWideSm90Params& params = work.params;
   params.lse_log2 = buffers.lse_log2.data;
   params.delta = buffers.delta.data;
   params.row_strides = strides_of(buffers.delta);
   params.dq_sums = buffers.sums;
+  params.dq_turns = buffers.turns;
+  params.dk_sums = buffers.dk_sums;
+  params.dv_sums = buffers.dv_sums;
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -165,13 +190,15 @@ Status enqueue(const AttentionArgs& args, const engine::Launch& launch) {
   }
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
   if (Status s = cuda::launch(*launch.kernels[1], work, launch.stream); !s.ok()) return s;
-  return enqueue_convert(*launch.kernels[2], args, buffers.sums, kBackwardWideTile, launch.stream);
+  Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, kBackwardWideTile, launch.stream);
+  if (!s.ok() || !config.splits_group) return s;
+  return enqueue_convert_keys(*launch.kernels[2], args, buffers.dk_sums, buffers.dv_sums, kBackwardWideTile,
+                              launch.stream);
 }
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
   if (auto reason = hopper_refuses(p, device)) return reason;
-  if (p.deterministic) return "sums dQ by atomics, in any order";
   if (has_score_mod(p)) return "takes neither softcap nor ALiBi nor a scale that is not above 0";
   if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
     return "there is nothing to load";
@@ -179,34 +206,47 @@ std::optional<std::string> refuses(const AttentionProblem& p, const Device& devi
   if (p.dim_qk <= 128 && p.dim_v <= 128) {
     return format("takes head dims above 128, not {}", std::max(p.dim_qk, p.dim_v));
   }
-  const auto workspace = workspace_of(p);
+  const auto workspace = workspace_of(p, configs_for(p).front());
   if (!workspace.ok()) return workspace.status().message();
   return std::nullopt;
 }
 
 std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
   constexpr double kRate = 1.8;  // relative to the portable kernel's large tile
-  const Config config = config_for(p);
-  const auto workspace = workspace_of(p);
-  if (!workspace.ok()) return {};
-  if (static_cast<std::size_t>(backward_wide_sm90_layout(config).bytes) > device.shared_memory_per_block) return {};
-  const double rows = static_cast<double>(ceil_div(p.seq_q, kBackwardWideTile) * kBackwardWideTile);
-  return {{engine::main_config(config), *workspace, predicted_backward_time(p, device, rows, kRate),
-           format("computes {:.3g} rows per head; dQ summed in fp32 by atomics", rows)}};
+  std::vector<engine::Offer> offers;
+  for (const Config& config : configs_for(p)) {
+    const auto workspace = workspace_of(p, config);
+    if (!workspace.ok()) continue;
+    if (static_cast<std::size_t>(backward_wide_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
+    const double rows = static_cast<double>(ceil_div(p.seq_q, kBackwardWideTile) * kBackwardWideTile);
+    const GroupSplit split =
+        config.splits_group ? split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0) : GroupSplit{};
+    offers.push_back({engine::main_config(config), *workspace,
+                      predicted_backward_time(p, device, rows, kRate) * split.relative_time,
+                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
+                             config.deterministic ? "a fixed" : "any", split_text(split))});
+  }
+  return offers;
 }
 
-std::optional<Recipe> recipe(const AttentionProblem& p, const Device&, const engine::Config& named) {
-  const Config config = config_for(p);
-  const auto workspace = workspace_of(p);
-  if (!workspace.ok() || engine::main_config(config) != named) return std::nullopt;
-  Recipe recipe;
-  recipe.problem = p;
-  recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))},
-                  {"main", main_kernel(config)},
-                  {"convert", instance_of(convert_config(config.dtype, 8))}};
-  recipe.workspace = *workspace;
-  recipe.enqueue = enqueue;
-  return recipe;
+std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& named) {
+  for (const Config& config : configs_for(p)) {
+    const auto workspace = workspace_of(p, config);
+    if (!workspace.ok() || engine::main_config(config) != named) continue;
+    Recipe recipe;
+    recipe.problem = p;
+    recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))},
+                    {"main", main_kernel(config)},
+                    {"convert", instance_of(convert_config(config.dtype, 8))}};
+    recipe.workspace = *workspace;
+    const int part_heads =
+        config.splits_group ? split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0).part_heads : 0;
+    recipe.enqueue = [config, part_heads](const AttentionArgs& args, const engine::Launch& launch) {
+      return enqueue(config, part_heads, args, launch);
+    };
+    return recipe;
+  }
+  return std::nullopt;
 }
 
 constexpr int kDims[] = {136, 176, 192, 200, 256};
@@ -214,15 +254,20 @@ constexpr int kDims[] = {136, 176, 192, 200, 256};
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   if (device.compute != 90 || !device.specific) return list;
-  const auto add = [&](int dim_qk, int dim_v, bool masked) {
-    list.push_back(with_variant(representative(device, AttentionOp::kBackward, dim_qk, dim_v), {masked, false}));
+  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic = false, int group = 1) {
+    AttentionProblem problem = representative(device, AttentionOp::kBackward, dim_qk, dim_v);
+    problem.deterministic = deterministic;
+    problem.heads_q *= group;
+    list.push_back(with_variant(problem, {masked, false}));
   };
   for (const bool masked : {false, true}) {
     for (const int dim : kDims) add(dim, dim, masked);
     add(192, 128, masked);
+    for (const int dim : {136, 192, 256}) add(dim, dim, masked, true);
   }
   add(64, 256, true);
   add(256, 64, true);
+  for (const int dim : {192, 256}) add(dim, dim, true, false, 2);
   return list;
 }
 

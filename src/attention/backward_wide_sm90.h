@@ -7,6 +7,7 @@
 namespace tessera::attention {
 
 // The tile that is offered, if a head dim is above 128.
-AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked);
+AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked,
+                                                          bool deterministic = false);
 
 }  // namespace tessera::attention

@@ -72,7 +72,7 @@ class Checker {
 
   static constexpr unsigned kAll = kForward | kBackward | kDecode;
   static constexpr unsigned kWriters = kForward | kDecode;
-  static constexpr unsigned kPacked = kForward | kBackward;
+  static constexpr unsigned kNoCache = kForward | kBackward;
   static const std::array<Slot, 23> kSlots;
 
   Status check_presence() {
@@ -85,7 +85,7 @@ class Checker {
         return invalid(format("{} is given, but {} does not take it", slot.name, name_of(problem_.op)));
       }
     }
-    if ((in_.cu_seqlens_q == nullptr) != (in_.cu_seqlens_k == nullptr)) {
+    if (op_ != TESSERA_ATTENTION_DECODE && (in_.cu_seqlens_q == nullptr) != (in_.cu_seqlens_k == nullptr)) {
       return invalid(format("{} is null, but {} is given; packed sequences need both",
                             in_.cu_seqlens_q == nullptr ? "cu_seqlens_q" : "cu_seqlens_k",
                             in_.cu_seqlens_q == nullptr ? "cu_seqlens_k" : "cu_seqlens_q"));
@@ -93,6 +93,7 @@ class Checker {
     TESSERA_CHECK(check_append_presence());
     problem_.varlen = in_.cu_seqlens_q != nullptr;
     problem_.paged = in_.page_table != nullptr;
+    problem_.leftpad = in_.leftpad_k != nullptr;
     problem_.with_lse = in_.lse != nullptr;
     problem_.with_dlse = in_.dlse != nullptr;
     problem_.alibi = in_.alibi_slopes != nullptr;
@@ -109,6 +110,9 @@ class Checker {
     TESSERA_CHECK(both("rotary_cos", in_.rotary_cos, "rotary_sin", in_.rotary_sin));
     if (in_.k_new != nullptr && in_.cache_seqlens == nullptr) {
       return invalid("cache_seqlens is null, which means a full cache; k_new cannot be appended to it");
+    }
+    if (in_.k_new != nullptr && in_.cu_seqlens_q != nullptr) {
+      return invalid("k_new and cu_seqlens_q are both given; keys are appended with queries of one length");
     }
     if (in_.rotary_cos != nullptr && in_.k_new == nullptr) {
       return invalid("rotary_cos is given, but k_new is null; rotary embedding is of new keys and their queries");
@@ -143,6 +147,9 @@ class Checker {
       const Access access = written ? Access::kWrite : Access::kRead;
       const bool rows = slot.checked == &Checker::lse_ || slot.checked == &Checker::dlse_;
       int rank = activation_rank;
+      if (op_ == TESSERA_ATTENTION_DECODE && slot.checked != &Checker::q_ && slot.checked != &Checker::out_tensor_) {
+        rank = 4;  // a cache is not packed
+      }
       if (rows) rank = row_rank;
       if (slot.checked == &Checker::rotary_cos_ || slot.checked == &Checker::rotary_sin_) rank = 2;
       if (slot.element == Element::kInt32) rank = slot.checked == &Checker::page_table_ ? 2 : 1;
@@ -164,7 +171,7 @@ class Checker {
     std::int64_t batch, seq, heads, dim;
   };
   Dims dims(const CheckedTensor& t) const {
-    if (problem_.varlen) return {0, t.shape[0], t.shape[1], t.shape[2]};
+    if (t.rank == 3) return {0, t.shape[0], t.shape[1], t.shape[2]};
     return {t.shape[0], t.shape[1], t.shape[2], t.shape[3]};
   }
 
@@ -172,8 +179,9 @@ class Checker {
                           const char* giver) {
     if (!tensor) return {};
     const Dims got = dims(*tensor);
-    if (!problem_.varlen) TESSERA_CHECK(must_match(name, "batch", got.batch, want.batch, giver));
-    TESSERA_CHECK(must_match(name, problem_.varlen ? "rows" : "length", got.seq, want.seq, giver));
+    const bool packed = tensor->rank == 3;
+    if (!packed) TESSERA_CHECK(must_match(name, "batch", got.batch, want.batch, giver));
+    TESSERA_CHECK(must_match(name, packed ? "rows" : "length", got.seq, want.seq, giver));
     TESSERA_CHECK(must_match(name, "heads", got.heads, want.heads, giver));
     return must_match(name, "head dim", got.dim, want.dim, giver);
   }
@@ -200,16 +208,20 @@ class Checker {
     if (p.varlen) {
       p.batch = cu_q_->shape[0] - 1;
       if (p.batch < 0) return invalid("cu_seqlens_q has 0 entries; one more than there are sequences is accepted");
-      TESSERA_CHECK(must_match("cu_seqlens_k", "entries", cu_k_->shape[0], cu_q_->shape[0], "cu_seqlens_q"));
       p.total_q = q.seq;
-      p.total_k = k.seq;
     } else {
       p.batch = q.batch;
       p.seq_q = q.seq;
+    }
+    if (cu_k_) {
+      TESSERA_CHECK(must_match("cu_seqlens_k", "entries", cu_k_->shape[0], cu_q_->shape[0], "cu_seqlens_q"));
+      p.total_k = k.seq;
+    } else {
       p.seq_k = k.seq;
     }
+    const char* const batch_giver = p.varlen ? "cu_seqlens_q" : "q's batch";
     if (p.paged) {
-      TESSERA_CHECK(must_match("page_table", "rows", page_table_->shape[0], p.batch, "q's batch"));
+      TESSERA_CHECK(must_match("page_table", "rows", page_table_->shape[0], p.batch, batch_giver));
       p.num_pages = k.batch;
       p.page_size = k.seq;
       p.max_pages_per_seq = page_table_->shape[1];
@@ -218,8 +230,8 @@ class Checker {
         return invalid(format("page_table has {} pages of {} keys a sequence, more than any memory holds",
                               p.max_pages_per_seq, p.page_size));
       }
-    } else if (!p.varlen) {
-      if (!cache_batch_idx_) TESSERA_CHECK(must_match("k", "batch", k.batch, q.batch, "q"));
+    } else if (!cu_k_) {
+      if (!cache_batch_idx_) TESSERA_CHECK(must_match("k", "batch", k.batch, p.batch, p.varlen ? batch_giver : "q"));
       if (p.op == AttentionOp::kDecode) p.cache_rows = k.batch;
     }
     for (const auto& [name, tensor] : {std::pair{"cache_seqlens", &cache_seqlens_},
@@ -227,7 +239,7 @@ class Checker {
                                        {"cache_batch_idx", &cache_batch_idx_},
                                        {"leftpad_k", &leftpad_k_},
                                        {"status", &status_}}) {
-      if (*tensor) TESSERA_CHECK(must_match(name, "entries", (*tensor)->shape[0], p.batch, "q's batch"));
+      if (*tensor) TESSERA_CHECK(must_match(name, "entries", (*tensor)->shape[0], p.batch, batch_giver));
     }
     TESSERA_CHECK(check_append_dims(q.batch));
 
@@ -312,6 +324,16 @@ class Checker {
     }
     p.window_left = in_.window_left;
     p.window_right = in_.window_right;
+    if (in_.attention_chunk < 0) {
+      return invalid(format("attention_chunk is {}; 1 and above are accepted, 0 for no chunks", in_.attention_chunk));
+    }
+    if (in_.attention_chunk > 0 && p.op == AttentionOp::kBackward) {
+      return invalid(format("attention_chunk is {}, which attention_backward does not take", in_.attention_chunk));
+    }
+    if (in_.attention_chunk > 0 && leftpad_k_) {
+      return invalid("attention_chunk and leftpad_k are both given; one of them is accepted");
+    }
+    p.chunk = in_.attention_chunk;
     return {};
   }
 
@@ -321,10 +343,12 @@ class Checker {
     if (problem_.varlen) {
       TESSERA_CHECK(check_cu_seqlens("cu_seqlens_q", *cu_q_, "q", problem_.total_q, "max_seqlen_q", in_.max_seqlen_q,
                                      &problem_.seq_q));
+    }
+    if (cu_k_) {
       return check_cu_seqlens("cu_seqlens_k", *cu_k_, "k", problem_.total_k, "max_seqlen_k", in_.max_seqlen_k,
                               &problem_.seq_k);
     }
-    if (in_.max_seqlen_q != 0 || in_.max_seqlen_k != 0) {
+    if ((in_.max_seqlen_q != 0 && !cu_q_) || in_.max_seqlen_k != 0) {
       return invalid(
           format("max_seqlen_q and max_seqlen_k are {} and {}; they are for packed sequences, with "
                  "cu_seqlens_q and cu_seqlens_k",
@@ -424,14 +448,15 @@ class Checker {
       p.alignment = Alignment::kBottomRight;
       return {};
     }
-    const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+    const bool by_position = is_masked(p) || p.alibi;
     if (by_position && in_.alignment == TESSERA_ALIGN_UNSPECIFIED && !lengths_agree()) {
       return invalid(
           format("alignment is unspecified, but {} needs one if queries and keys differ in number ({}): "
                  "TESSERA_ALIGN_TOP_LEFT or TESSERA_ALIGN_BOTTOM_RIGHT",
-                 p.causal  ? "causal"
-                 : p.alibi ? "alibi_slopes"
-                           : "a window",
+                 p.causal      ? "causal"
+                 : p.alibi     ? "alibi_slopes"
+                 : p.chunk > 0 ? "attention_chunk"
+                               : "a window",
                  p.varlen ? std::string("cu_seqlens_q and cu_seqlens_k are not the same")
                           : format("Sq = {}, Sk = {}", p.seq_q, p.seq_k)));
     }
@@ -455,7 +480,7 @@ class Checker {
   void canonicalise_window() {
     AttentionProblem& p = problem_;
     const std::int64_t q = p.varlen ? p.total_q : p.seq_q;
-    const std::int64_t k = p.varlen ? p.total_k : p.seq_k;
+    const std::int64_t k = cu_k_ ? p.total_k : p.seq_k;
     std::int64_t span = 0;
     if (__builtin_add_overflow(q, k, &span)) span = std::max(q, k);
     if (p.window_left >= span) p.window_left = -1;
@@ -464,7 +489,7 @@ class Checker {
 
   TensorView view(const std::optional<CheckedTensor>& t) const {
     if (!t) return {};
-    if (problem_.varlen) return {t->data, 0, t->strides[0], t->strides[1]};
+    if (t->rank == 3) return {t->data, 0, t->strides[0], t->strides[1]};
     return {t->data, t->strides[0], t->strides[1], t->strides[2]};
   }
 
@@ -530,15 +555,29 @@ class Checker {
     const auto fits = [](std::int64_t extent, std::int64_t stride) {
       return extent <= 1 || (stride > 0 && stride < kEnd);
     };
-    const auto allows = [&](const TensorView& view, std::int64_t rows, std::int64_t heads) {
-      return fits(problem_.varlen ? 1 : problem_.batch, view.batch_stride) && fits(rows, view.seq_stride) &&
-             fits(heads, view.head_stride);
+    const auto allows = [&](const TensorView& view, std::int64_t batch, std::int64_t rows, std::int64_t heads) {
+      return fits(batch, view.batch_stride) && fits(rows, view.seq_stride) && fits(heads, view.head_stride);
     };
-    const std::int64_t rows_q = problem_.varlen ? problem_.total_q : problem_.seq_q;
-    const std::int64_t rows_k = problem_.varlen ? problem_.total_k : problem_.seq_k;
-    return allows(a.q, rows_q, problem_.heads_q) && allows(a.k, rows_k, problem_.heads_kv) &&
-           allows(a.v, rows_k, problem_.heads_kv) &&
-           (problem_.op != AttentionOp::kBackward || allows(a.d_o, rows_q, problem_.heads_q));
+    const AttentionProblem& p = problem_;
+    const std::int64_t batch_q = p.varlen ? 1 : p.batch, rows_q = p.varlen ? p.total_q : p.seq_q;
+    if (!allows(a.q, batch_q, rows_q, p.heads_q)) return false;
+    if (p.op == AttentionOp::kDecode) {
+      const std::int64_t batch_k = p.paged ? p.num_pages : p.cache_rows, rows_k = p.paged ? p.page_size : p.seq_k;
+      for (const TensorView* view : {&a.k, &a.v}) {
+        if (!allows(*view, batch_k, rows_k, p.heads_kv) || !cache_extents_fit(*view, batch_k, rows_k)) return false;
+      }
+      return true;
+    }
+    const std::int64_t batch_k = p.varlen ? 1 : p.batch, rows_k = p.varlen ? p.total_k : p.seq_k;
+    return allows(a.k, batch_k, rows_k, p.heads_kv) && allows(a.v, batch_k, rows_k, p.heads_kv) &&
+           (p.op != AttentionOp::kBackward || allows(a.d_o, batch_q, rows_q, p.heads_q));
+  }
+
+  // Whether keys can be counted through all rows or pages of a cache, in 31 bits.
+  static bool cache_extents_fit(const TensorView& view, std::int64_t batch, std::int64_t rows) {
+    if (rows <= 1 || batch < 1) return false;
+    const std::int64_t pitch = view.batch_stride / view.seq_stride;
+    return batch == 1 || (view.batch_stride % view.seq_stride == 0 && saturating_product(batch, pitch) < kUnbounded);
   }
 
   const tessera_attention_op op_;
@@ -563,8 +602,8 @@ constexpr std::array<Checker::Slot, 23> Checker::kSlots = {{
     {"dk", &tessera_attention::dk, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dk_},
     {"dv", &tessera_attention::dv, kBackward, kBackward, kBackward, Element::kFloating, &Checker::dv_},
     {"alibi_slopes", &tessera_attention::alibi_slopes, kAll, 0, 0, Element::kFloat32, &Checker::alibi_},
-    {"cu_seqlens_q", &tessera_attention::cu_seqlens_q, kPacked, 0, 0, Element::kInt32, &Checker::cu_q_},
-    {"cu_seqlens_k", &tessera_attention::cu_seqlens_k, kPacked, 0, 0, Element::kInt32, &Checker::cu_k_},
+    {"cu_seqlens_q", &tessera_attention::cu_seqlens_q, kAll, 0, 0, Element::kInt32, &Checker::cu_q_},
+    {"cu_seqlens_k", &tessera_attention::cu_seqlens_k, kNoCache, 0, 0, Element::kInt32, &Checker::cu_k_},
     {"cache_seqlens", &tessera_attention::cache_seqlens, kDecode, 0, 0, Element::kInt32, &Checker::cache_seqlens_},
     {"page_table", &tessera_attention::page_table, kDecode, 0, 0, Element::kInt32, &Checker::page_table_},
     {"k_new", &tessera_attention::k_new, kDecode, 0, 0, Element::kFloating, &Checker::k_new_},

@@ -5,6 +5,7 @@
 #include <bit>
 #include <climits>
 
+#include "attention/atom_boxes.h"
 #include "attention/family.h"
 #include "attention/gpu.h"
 #include "attention/params.h"
@@ -16,10 +17,14 @@ namespace {
 
 using Config = AttentionDecodeConfig;
 
-constexpr int kCombineThreads = 256;
+// So few that a CTA fits beside those of the main kernel, and can find out what to combine while these run.
+constexpr int kCombineThreads = 128;
+constexpr int kCombineCtas = 6;  // per SM: the main kernel leaves 80 registers for each thread of one
 constexpr int kLargestCluster = 8;
 // In batch-invariant mode each result is of this many keys, or of a tile if that has more.
 constexpr int kUnitKeys = 256;
+// The end of a sequence takes as long as about this many tiles. It counts if CTAs have several sequences.
+constexpr int kEndCost = 1;
 
 int rows_of_group(const AttentionProblem& p) {
   return static_cast<int>(std::min<std::int64_t>(p.heads_q / p.heads_kv * p.seq_q, INT_MAX));
@@ -28,7 +33,8 @@ int rows_of_group(const AttentionProblem& p) {
 bool fits(const Config& config, const Device& device) {
   constexpr std::size_t kReserved = 1024;  // of every CTA, by the driver
   const std::size_t bytes = static_cast<std::size_t>(decode_shared_bytes(config)) + kReserved;
-  const std::size_t rows_of_warps = static_cast<std::size_t>(config.row_warps * config.key_warps) * 16 * 8 + 128;
+  const std::size_t alignment = config.box_rows > 0 ? kTileAlignment : 128;
+  const std::size_t rows_of_warps = static_cast<std::size_t>(config.row_warps * config.key_warps) * 16 * 8 + alignment;
   return (bytes + rows_of_warps) * static_cast<std::size_t>(config.ctas_per_sm) <=
          device.shared_memory_per_block + kReserved;
 }
@@ -49,13 +55,24 @@ Config base_config(const AttentionProblem& p) {
           .vector = vector_of(p),
           .score_mod = has_score_mod(p),
           .paged = p.paged,
-          .append = p.seq_new > 0};
+          .append = p.seq_new > 0,
+          .box_rows = 0};
 }
 
 // How a CTA is cut: warps that share keys, keys of each, tiles in shared memory, CTAs per SM.
 struct Shape {
   int key_warps, keys_per_warp, stages, ctas_per_sm;
 };
+
+// The keys of a tile, or of a page if that is less. 0: TMA cannot load the cache.
+int box_rows_of(const AttentionProblem& p, const Device& device, int block_k) {
+  constexpr std::int64_t kLeast = 8;  // rows that a swizzle repeats after
+  if (hopper_refuses(p, device) || p.seq_k == 0 || p.dim_qk % 16 != 0 || p.dim_v % 16 != 0) return 0;
+  if (!p.paged) return block_k;
+  if (p.num_pages == 0 || p.page_size < kLeast || !std::has_single_bit(static_cast<std::uint64_t>(p.page_size)))
+    return 0;
+  return static_cast<int>(std::min<std::int64_t>(p.page_size, block_k));
+}
 
 Config with_shape(Config config, const Shape& shape) {
   config.key_warps = std::max(1, shape.key_warps / config.row_warps);
@@ -74,6 +91,15 @@ Config first_that_fits(const Config& config, const Device& device, std::initiali
   return with_shape(config, *(shapes.end() - 1));
 }
 
+// With TMA, if that can load the cache, leaves room for as many CTAs, and saves instructions or bytes: if keys come in
+// pages, or their rows are no whole 128-byte lines. Otherwise cp.async is as fast, and starts sooner.
+Config with_boxes(Config config, const AttentionProblem& p, const Device& device) {
+  if (!p.paged && p.dim_qk % 64 == 0 && p.dim_v % 64 == 0) return config;
+  Config boxes = config;
+  boxes.box_rows = box_rows_of(p, device, config.block_k);
+  return fits(boxes, device) ? boxes : config;
+}
+
 Config default_config(const AttentionProblem& p, const Device& device) {
   Config config = base_config(p);
   const bool async = device.compute >= 80 && config.vector == 8;
@@ -85,7 +111,7 @@ Config default_config(const AttentionProblem& p, const Device& device) {
         async ? first_that_fits(config, device,
                                 {{4, keys, 3, 2}, {4, keys, 2, 2}, {4, 16, 3, 1}, {4, 16, 2, 1}, {2, 16, 2, 1}})
               : first_that_fits(config, device, {{4, 16, 1, 2}, {4, 16, 1, 1}, {2, 16, 1, 1}});
-    if (fits(chosen, device) || config.row_warps == 1) return chosen;
+    if (fits(chosen, device) || config.row_warps == 1) return with_boxes(chosen, p, device);
   }
 }
 
@@ -111,7 +137,8 @@ std::optional<Config> cluster_config(const AttentionProblem& p, const Device& de
   const std::int64_t columns = saturating_product(p.batch, columns_of(p, config));
   config.cluster = kLargestCluster;
   while (config.cluster > 1 && columns * config.cluster > device.multiprocessors) config.cluster /= 2;
-  config = first_that_fits(config, device, {{4, 32, 2, 1}, {4, 16, 2, 1}});
+  config.box_rows = 0;
+  config = with_boxes(first_that_fits(config, device, {{4, 32, 2, 1}, {4, 16, 2, 1}}), p, device);
   if (config.cluster == 1 || columns == 0 || !fits(config, device)) return std::nullopt;
   return config;
 }
@@ -126,11 +153,13 @@ bool is_valid(const Config& config, const AttentionProblem& p, const Device& dev
   expected.stages = config.stages;
   expected.cluster = config.cluster;
   expected.ctas_per_sm = config.ctas_per_sm;
+  expected.box_rows = config.box_rows == 0 ? 0 : box_rows_of(p, device, config.block_k);
   const int warps = config.row_warps * config.key_warps;
   return engine::main_config(config) == engine::main_config(expected) && warps >= 1 && warps <= 8 &&
          warps * config.ctas_per_sm <= 16 && config.block_k > 0 && config.block_k % (16 * config.key_warps) == 0 &&
-         config.stages >= 2 && config.ctas_per_sm >= 1 && config.cluster >= 1 && config.cluster <= kLargestCluster &&
-         (config.cluster == 1 || device.compute >= 90) && fits(config, device);
+         std::has_single_bit(static_cast<unsigned>(config.block_k)) && config.stages >= 2 && config.ctas_per_sm >= 1 &&
+         config.cluster >= 1 && config.cluster <= kLargestCluster && (config.cluster == 1 || device.compute >= 90) &&
+         fits(config, device);
 }
 
 // What the tuner may try.
@@ -146,7 +175,10 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
           for (const int cluster : {1, 4, 8}) {
             Config config = with_shape(list[0], {key_warps, keys_per_warp, stages, ctas_per_sm});
             config.cluster = cluster;
-            if (is_valid(config, p, device)) list.push_back(config);
+            for (const bool boxes : {false, true}) {
+              config.box_rows = boxes ? box_rows_of(p, device, config.block_k) : 0;
+              if (boxes == (config.box_rows > 0) && is_valid(config, p, device)) list.push_back(config);
+            }
           }
         }
       }
@@ -159,6 +191,11 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
 std::int64_t ctas_of(const AttentionProblem& p, const Config& config, int multiprocessors) {
   return std::clamp<std::int64_t>(saturating_product(units_of(p, config), columns_of(p, config), p.batch), 1,
                                   std::int64_t{multiprocessors} * config.ctas_per_sm);
+}
+
+int end_cost(const AttentionProblem& p, const Config& config, int multiprocessors) {
+  const bool several = saturating_product(p.batch, columns_of(p, config)) >= ctas_of(p, config, multiprocessors);
+  return several && !p.batch_invariant ? kEndCost : 0;
 }
 
 // No partial result is left: no sequence has more than one unit, or clusters combine theirs.
@@ -179,16 +216,17 @@ struct Workspace {
 };
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_decode_{}_d{}x{}_k{}w{}x{}_s{}c{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, config.block_k, config.row_warps, config.key_warps, config.stages,
+  return {.name = format("attention_decode_{}_d{}x{}_k{}w{}x{}_s{}c{}{}{}{}{}{}{}", name_of(config.dtype),
+                         config.dim_qk, config.dim_v, config.block_k, config.row_warps, config.key_warps, config.stages,
                          config.ctas_per_sm, config.cluster > 1 ? format("_cluster{}", config.cluster) : "",
-                         config.paged ? "_paged" : "", config.append ? "_append" : "",
-                         config.score_mod ? "_score_mod" : "", config.vector == 1 ? "_v1" : ""),
+                         config.box_rows > 0 ? format("_tma{}", config.box_rows) : "", config.paged ? "_paged" : "",
+                         config.append ? "_append" : "", config.score_mod ? "_score_mod" : "",
+                         config.vector == 1 ? "_v1" : ""),
           .header = "attention/decode.cuh",
           .entry = "attention_decode",
           .params = "AttentionDecodeParams",
           .config = jit::config_text("AttentionDecodeConfig", config),
-          .threads = config.row_warps * config.key_warps * 32,
+          .threads = (config.row_warps * config.key_warps + (config.box_rows > 0 ? 1 : 0)) * 32,
           .min_blocks = config.ctas_per_sm,
           .dynamic_smem_bytes = decode_shared_bytes(config),
           .pdl = true,
@@ -203,7 +241,7 @@ jit::KernelInstance combine_kernel(const Config& main) {
           .params = "DecodeCombineParams",
           .config = jit::config_text("DecodeCombineConfig", config),
           .threads = config.threads,
-          .min_blocks = kMemoryBoundCtas,
+          .min_blocks = kCombineCtas,
           .pdl = true};
 }
 
@@ -218,19 +256,20 @@ DecodeSchedule schedule_of(const Config& config, const AttentionArgs& args, int 
           .page_table_stride = args.page_table_stride,
           .batch = static_cast<int>(p.batch),
           .columns = static_cast<int>(columns_of(p, config)),
+          .seq_q = divisor(static_cast<unsigned>(p.seq_q)),
           .capacity = static_cast<int>(p.seq_k),
           .cache_rows = static_cast<int>(std::min<std::int64_t>(p.cache_rows, INT_MAX)),
-          .seq_q = static_cast<int>(p.seq_q),
           .seq_new = static_cast<int>(p.seq_new),
           .rotary_rows = p.rotary_dim > 0 ? static_cast<int>(std::min<std::int64_t>(p.rotary_rows, kUnbounded)) : 0,
           .page_size = static_cast<int>(p.page_size),
           .page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1,
           .num_pages = static_cast<int>(std::min<std::int64_t>(p.num_pages, INT_MAX)),
-          .block_k = config.block_k,
-          .unit_tiles = unit_tiles(p, config),
+          .tile_shift = std::countr_zero(static_cast<unsigned>(config.block_k)),
+          .unit_shift = std::countr_zero(static_cast<unsigned>(unit_tiles(p, config))),
           .every_unit = p.batch_invariant ? 1 : 0,
           .most_units = static_cast<int>(units_of(p, config)),
-          .ctas = static_cast<unsigned>(ctas_of(p, config, multiprocessors)),
+          .end_cost = end_cost(p, config, multiprocessors),
+          .ctas = divisor(static_cast<unsigned>(ctas_of(p, config, multiprocessors))),
           .band = band_of(p)};
 }
 
@@ -261,10 +300,24 @@ AttentionDecodeParams main_params(const Config& config, const AttentionArgs& arg
   params.rotary_advances = is_masked(p) ? 1 : 0;
   params.group = static_cast<int>(p.heads_q / p.heads_kv);
   params.rows = rows_of_group(p);
-  params.row_blocks = static_cast<int>(ceil_div(params.rows, config.row_warps * 16));
+  params.row_blocks = divisor(static_cast<unsigned>(ceil_div(params.rows, config.row_warps * 16)));
   params.scale = p.scale;
   params.softcap = p.softcap;
   return params;
+}
+
+Status encode_boxes(const TensorView& view, const TensorExtents& extents, int rows, AtomMaps& maps) {
+  AtomBoxes boxes;
+  constexpr int kMinAtom = 16;
+  if (Status s = atom_boxes(view, extents, rows, kMinAtom, boxes); !s.ok()) return s;
+  for (const cuda::TensorBox& box : boxes) {
+    cuda::TensorBox exactly = box;
+    exactly.promotes = false;  // the neighbouring bytes are another key head's
+    const auto map = cuda::encode(exactly);
+    if (!map.ok()) return map.status();
+    maps.by_width[map_index(static_cast<int>(box.columns))] = *map;
+  }
+  return {};
 }
 
 Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
@@ -275,10 +328,18 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
   AttentionDecodeParams params = main_params(config, args, schedule_of(config, args, multiprocessors));
   params.o_partial = static_cast<float*>(launch.workspace);
   params.lse_partial = params.o_partial + workspace.slots * workspace.rows * p.dim_v;
-  if (config.cluster > 1) {
-    params.schedule.ctas = static_cast<unsigned>(p.batch * params.schedule.columns * config.cluster);
+  const std::int64_t ctas =
+      config.cluster > 1 ? p.batch * params.schedule.columns * config.cluster : ctas_of(p, config, multiprocessors);
+  if (config.box_rows > 0) {
+    // The driver makes tensor maps only if a context is current.
+    const auto scope = cuda::ContextScope::enter(launch.kernels[0]->device);
+    if (!scope.ok()) return scope.status();
+    const std::int64_t rows = p.paged ? p.num_pages : p.cache_rows, keys = p.paged ? p.page_size : p.seq_k;
+    Status s = encode_boxes(args.k, {rows, keys, p.heads_kv, p.dim_qk, false, 0}, config.box_rows, params.k_maps);
+    if (s.ok()) s = encode_boxes(args.v, {rows, keys, p.heads_kv, p.dim_v, false, 0}, config.box_rows, params.v_maps);
+    if (!s.ok()) return s;
   }
-  const cuda::Grid grid{params.schedule.ctas, 1, 1};
+  const cuda::Grid grid{static_cast<unsigned>(ctas), 1, 1};
   Status status = cuda::launch(*launch.kernels[0], cuda::Work<AttentionDecodeParams>{params, grid}, launch.stream);
   if (!status.ok() || is_whole(p, config)) return status;
 
@@ -298,7 +359,7 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
   const int groups = kCombineThreads / static_cast<int>(p.dim_v / 4);
   combine.rows_together = 1;
   while (!p.batch_invariant && 2 * combine.rows_together <= std::min(rows, groups) &&
-         columns * ceil_div(rows, combine.rows_together) > std::int64_t{kMemoryBoundCtas} * multiprocessors) {
+         columns * ceil_div(rows, combine.rows_together) > std::int64_t{kCombineCtas} * multiprocessors) {
     combine.rows_together *= 2;
   }
   const cuda::Grid grid_of_rows{static_cast<unsigned>(columns),
@@ -308,29 +369,37 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
+  if (p.varlen) return "takes queries of one length";
   const Config config = default_config(p, device);
   if (p.batch > INT_MAX || p.heads_q > INT_MAX ||
       p.heads_q / p.heads_kv > INT_MAX / std::max<std::int64_t>(1, p.seq_q) || p.page_size > INT_MAX ||
-      p.seq_new > INT_MAX || saturating_product(units_of(p, config), columns_of(p, config)) > INT_MAX ||
-      saturating_product(p.batch, columns_of(p, config)) > INT_MAX) {
+      p.seq_new > INT_MAX ||
+      saturating_product(p.batch, units_of(p, config) + kEndCost, columns_of(p, config)) > INT_MAX) {
     return "more rows than one grid can cover";
   }
   if (!fits(config, device)) return format("head dims {} and {} need more shared memory", p.dim_qk, p.dim_v);
   return std::nullopt;
 }
 
-// Microseconds, roughly: K and V once, at an H200's bandwidth for its number of SMs, as far as they have work; and one
-// launch or two.
+// Microseconds, roughly, as measured on an H200 with 132 SMs: K and V once, by as many SMs as have work, from the L2
+// cache if they fit; and one launch or two.
 double predicted_time(const AttentionProblem& p, const Config& config, const Device& device) {
-  constexpr double kLaunch = 3.5;
-  constexpr double kCombine = 2.0;
-  constexpr double kBytes = 4.4e6 / 132;  // per microsecond, of an SM
+  constexpr double kLaunch = 4.3;
+  constexpr double kCombine = 2.7;
+  constexpr double kCached = 4.0e7;  // bytes
   const double bytes = 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.seq_k) *
                        static_cast<double>(p.heads_kv) * static_cast<double>(p.dim_qk + p.dim_v);
+  const double rate = bytes < kCached ? 5.5e4 : 3.4e4;  // bytes per microsecond, of an SM
   const std::int64_t clusters = saturating_product(p.batch, columns_of(p, config), config.cluster);
   const std::int64_t busy =
       config.cluster > 1 ? std::min<std::int64_t>(clusters, device.multiprocessors) : device.multiprocessors;
-  return kLaunch + (is_whole(p, config) ? 0 : kCombine) + bytes / (kBytes * static_cast<double>(busy));
+  // With many queries the products take longer than the memory: 64 rows at a time, at a third of the portable forward's rate.
+  const double scores = computed_scores(p, 64, config.block_k).all * static_cast<double>(p.batch * p.heads_q);
+  const double products =
+      p.seq_q < 64 ? 0
+                   : scores / (0.35 * portable_rate(device) * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v)));
+  return kLaunch + (is_whole(p, config) ? 0 : kCombine) +
+         std::max(bytes / (rate * static_cast<double>(busy)), products);
 }
 
 engine::Offer offer_of(const AttentionProblem& p, const Config& config, const Device& device) {
@@ -353,7 +422,7 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
   if (!is_valid(*config, p, device)) return std::nullopt;
   Recipe recipe;
   recipe.problem = p;
-  recipe.problem.tensor_maps = false;
+  if (config->box_rows == 0) recipe.problem.tensor_maps = false;
   recipe.steps = {{"main", main_kernel(*config)}};
   if (!is_whole(p, *config)) recipe.steps.push_back({"combine", combine_kernel(*config)});
   recipe.workspace = static_cast<std::size_t>(Workspace(p, *config, device.multiprocessors).bytes(p));
@@ -381,6 +450,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     if (with_everything) {
       p.paged = true;
       p.page_size = 16;
+      p.num_pages = 256;
       p.softcap = 30.0f;
       p.seq_new = 1;
     }

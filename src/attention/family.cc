@@ -6,6 +6,7 @@
 
 #include "attention/backward_convert.h"
 #include "attention/backward_preprocess.h"
+#include "attention/cache_append.h"
 #include "attention/params.h"
 #include "base/arithmetic.h"
 #include "base/format.h"
@@ -33,18 +34,21 @@ const std::vector<attention::Implementation>& AttentionFamily::implementations()
 std::string AttentionFamily::describe(const Problem& p) {
   std::string text = format("{} {} ", name_of(p.op), name_of(p.dtype));
   if (p.varlen) {
-    text += format("{} packed sequences, Sq<={} Sk<={}", p.batch, p.seq_q, p.seq_k);
+    text += format("{} packed sequences, Sq<={} Sk{}{}", p.batch, p.seq_q,
+                   p.op == AttentionOp::kDecode ? "=" : "<=", p.seq_k);
   } else {
     text += format("B={} Sq={} Sk={}", p.batch, p.seq_q, p.seq_k);
   }
   text += format(" Hq={} Hkv={} Dqk={} Dv={}", p.heads_q, p.heads_kv, p.dim_qk, p.dim_v);
   if (p.paged) text += format(" pages of {}", p.page_size);
-  const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  const bool by_position = attention::is_masked(p) || p.alibi;
   if (p.causal) text += " causal";
   if (p.window_left >= 0 || p.window_right >= 0) text += format(" window({}, {})", p.window_left, p.window_right);
+  if (p.chunk > 0) text += format(" chunk={}", p.chunk);
   if (p.alibi) text += " alibi";
   if (by_position) text += p.alignment == Alignment::kTopLeft ? " top-left" : " bottom-right";
   if (p.softcap > 0) text += format(" softcap={}", p.softcap);
+  if (p.leftpad) text += " leftpad";
   if (p.seq_new > 0) text += format(" appends {}", p.seq_new);
   if (p.rotary_dim > 0) text += format(" rotary {}{}", p.rotary_dim, p.rotary_interleaved ? " interleaved" : "");
   if (p.batch_invariant) text += " batch_invariant";
@@ -70,14 +74,16 @@ engine::Fields AttentionFamily::fields(const Problem& p) {
   add("alignment", p.alignment == Alignment::kBottomRight, std::string("bottom_right"));
   add("window_left", p.window_left >= 0, p.window_left);
   add("window_right", p.window_right >= 0, p.window_right);
+  add("chunk", p.chunk > 0, p.chunk);
   const auto usual = 1.0f / std::sqrt(static_cast<float>(p.dim_qk));
   add("scale", std::abs(p.scale - usual) > 1e-6f * usual, static_cast<double>(p.scale));
   add("softcap", p.softcap > 0, static_cast<double>(p.softcap));
   add("alibi", p.alibi, true);
   add("varlen", p.varlen, true);
   add("total_q", p.varlen, p.total_q);
-  add("total_k", p.varlen, p.total_k);
+  add("total_k", p.varlen && p.op != AttentionOp::kDecode, p.total_k);
   add("page_size", p.paged, p.page_size);
+  add("leftpad", p.leftpad, true);
   add("seq_new", p.seq_new > 0, p.seq_new);
   add("rotary_dim", p.rotary_dim > 0, p.rotary_dim);
   add("rotary_interleaved", p.rotary_interleaved, true);
@@ -121,6 +127,7 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
   compare("causal", planned.causal, given.causal);
   compare("window_left", planned.window_left, given.window_left);
   compare("window_right", planned.window_right, given.window_right);
+  compare("attention_chunk", planned.chunk, given.chunk);
   compare("bottom-right alignment", planned.alignment == Alignment::kBottomRight,
           given.alignment == Alignment::kBottomRight);
   compare("alibi_slopes given", planned.alibi, given.alibi);
@@ -128,6 +135,7 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
   compare("page size", planned.page_size, given.page_size);
   compare("pages", planned.num_pages, given.num_pages);
   compare("pages of a sequence", planned.max_pages_per_seq, given.max_pages_per_seq);
+  compare("leftpad_k given", planned.leftpad, given.leftpad);
   compare("batch of k", planned.cache_rows, given.cache_rows);
   compare("new keys", planned.seq_new, given.seq_new);
   compare("rotary columns", planned.rotary_dim, given.rotary_dim);
@@ -153,6 +161,7 @@ int bucket(std::int64_t size) {
 }
 
 std::int64_t most_keys_seen(const AttentionProblem& p) {
+  if (p.chunk > 0 && p.chunk < p.seq_k) return p.chunk;
   const bool bounded = p.window_left >= 0 && (p.causal || p.window_right >= 0);
   if (!bounded || p.window_left > p.seq_k || p.window_right > p.seq_k) return p.seq_k;
   return std::min(p.seq_k, p.window_left + (p.causal ? 0 : p.window_right) + 1);
@@ -180,6 +189,7 @@ std::vector<jit::KernelInstance> AttentionFamily::shared_steps(const engine::Dev
     for (const int vector : {8, 1}) {
       list.push_back(attention::instance_of(attention::preprocess_config(dtype, vector)));
       list.push_back(attention::instance_of(attention::convert_config(dtype, vector)));
+      list.push_back(attention::instance_of(attention::append_config(dtype, vector)));
     }
   }
   return list;

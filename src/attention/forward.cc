@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "attention/cache_append.h"
 #include "attention/family.h"
 #include "attention/gpu.h"
 #include "attention/params.h"
@@ -23,19 +24,22 @@ struct ForwardTile {
 
 // The largest tiles whose scores and output fit the registers without spilling (the compile gate checks that), and
 // whose Q, K and V fit the architecture's shared memory. 32 rows per warp halve the shared-memory traffic of 16, so
-// they come first; with a score_mod, the registers are needed for the scores.
-constexpr ForwardTile forward_tile(int arch, int dim_qk, int dim_v, bool masked, bool score_mod) {
+// they come first; with a score_mod, the registers are needed for the scores. A cache and chunks need a few more.
+constexpr ForwardTile forward_tile(int arch, int dim_qk, int dim_v, bool masked, bool score_mod, bool cache_or_chunks) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (arch < 80) return dim <= 128 ? ForwardTile{64, 64, 4} : ForwardTile{64, score_mod ? 16 : 32, 4};
-  if (score_mod || dim > 128) return {64, 64, 4};
-  if (dim <= 64) return masked || arch < 90 ? ForwardTile{128, 96, 4} : ForwardTile{128, 112, 4};
+  if (arch < 80) {
+    return dim <= 128 ? ForwardTile{64, 64, 4} : ForwardTile{64, score_mod || cache_or_chunks ? 16 : 32, 4};
+  }
+  if (dim > 128) return {64, cache_or_chunks ? 32 : 64, 4};
+  if (score_mod || (cache_or_chunks && dim > 80)) return {64, 64, 4};
+  if (dim <= 64) return masked || arch != 90 ? ForwardTile{128, 96, 4} : ForwardTile{128, 112, 4};
   if (dim <= 80) return {128, 64, 4};
-  return masked || dim < 128 || arch < 90 ? ForwardTile{128, 32, 4} : ForwardTile{128, 64, 4};
+  return masked || dim < 128 || arch != 90 ? ForwardTile{128, 32, 4} : ForwardTile{128, 64, 4};
 }
 
 // Wastes less if the mask cuts through many tiles or there are few queries.
-constexpr ForwardTile small_forward_tile(int arch, int dim_qk, int dim_v, bool masked, bool score_mod) {
-  return arch < 80 ? forward_tile(arch, dim_qk, dim_v, masked, score_mod) : ForwardTile{64, 64, 4};
+constexpr ForwardTile small_forward_tile(const ForwardTile& large, int arch) {
+  return arch < 80 || large.block_q == 64 ? large : ForwardTile{64, 64, 4};
 }
 
 // True if the small tile has enough registers for it.
@@ -56,10 +60,15 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
             .in_halves = in_halves,
             .vector = vector_of(p),
             .masked = masked,
-            .score_mod = score_mod};
+            .score_mod = score_mod,
+            .chunked = p.chunk > 0,
+            .cache = p.op == AttentionOp::kDecode,
+            .paged = p.paged};
   };
-  const ForwardTile large = forward_tile(device.compute, dim_qk, dim_v, masked, score_mod);
-  const ForwardTile small = small_forward_tile(device.compute, dim_qk, dim_v, masked, score_mod);
+  const bool cache_or_chunks = p.op == AttentionOp::kDecode || p.chunk > 0;
+  ForwardTile large = forward_tile(device.compute, dim_qk, dim_v, masked, score_mod, cache_or_chunks);
+  if (cache_or_chunks && !p.vectors) large = {64, std::max(dim_qk, dim_v) <= 128 ? 32 : 16, 4};
+  const ForwardTile small = small_forward_tile(large, device.compute);
   std::vector<Config> configs = {config_of(large, false)};
   if (small.block_q != large.block_q || small.block_k != large.block_k) configs.push_back(config_of(small, false));
   if (can_sum_in_halves(device.compute, dim_v, vector_of(p), score_mod)) configs.push_back(config_of(small, true));
@@ -70,10 +79,13 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_forward_{}_d{}x{}_{}x{}w{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, config.block_q, config.block_k, config.warps, config.in_halves ? "_halves" : "",
                          config.masked ? "_masked" : "", config.score_mod ? "_score_mod" : "",
-                         config.vector == 1 ? "_v1" : ""),
+                         config.vector == 1 ? "_v1" : "", config.chunked ? "_chunked" : "",
+                         config.paged   ? "_paged"
+                         : config.cache ? "_cache"
+                                        : ""),
           .header = "attention/forward.cuh",
           .entry = "attention_forward",
           .params = "AttentionForwardParams",
@@ -84,18 +96,30 @@ jit::KernelInstance main_kernel(const Config& config) {
           .pdl = true};
 }
 
-Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
+Status enqueue(const Config& config, AttentionArgs args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
   const std::int64_t q_tiles = ceil_div(p.seq_q, config.block_q);
   if (saturating_product(q_tiles, p.batch, p.heads_q) > INT_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_forward: more rows than one grid can cover");
   }
+  if (config.cache && (p.batch == 0 || p.seq_q == 0)) return {};
+  const bool appends = p.seq_new > 0;
+  if (appends) {
+    if (Status s = enqueue_append(*launch.kernels[0], args, launch.workspace, launch.stream); !s.ok()) return s;
+  }
   AttentionForwardParams params = {};
   fill_inputs(params, args);
   fill_outputs(params, args);
+  if (config.cache) params.cache = kv_cache_of(args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   const cuda::Grid grid{static_cast<unsigned>(q_tiles * p.batch * p.heads_q), 1, 1};
-  return cuda::launch(*launch.kernels[0], cuda::Work<AttentionForwardParams>{params, grid}, launch.stream);
+  return cuda::launch(*launch.kernels[appends ? 1 : 0], cuda::Work<AttentionForwardParams>{params, grid},
+                      launch.stream);
+}
+
+std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  return cache_refuses(p);
 }
 
 // Measured on an H200, relative to the large tile without a mask.
@@ -126,7 +150,7 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     // Exact sums cost a third of the speed, which does not matter if there is one tile of queries.
     if (config.in_halves && p.seq_q > config.block_q) continue;
     const double computed = computed_scores(p, config.block_q, config.block_k).all;
-    offers.push_back({engine::main_config(config), 0,
+    offers.push_back({engine::main_config(config), append_workspace(p),
                       predicted_time(p, device, computed, rate_of(config, configs.front())),
                       format("computes {:.3g} scores per head", computed)});
   }
@@ -142,7 +166,9 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
   Recipe recipe;
   recipe.problem = p;
   recipe.problem.tensor_maps = false;
-  recipe.steps = {{"main", main_kernel(*config)}};
+  if (p.seq_new > 0) recipe.steps.push_back({"append", instance_of(append_config(p.dtype, vector_of(p)))});
+  recipe.steps.push_back({"main", main_kernel(*config)});
+  recipe.workspace = append_workspace(p);
   recipe.enqueue = [config = *config](const AttentionArgs& args, const engine::Launch& launch) {
     return enqueue(config, args, launch);
   };
@@ -176,6 +202,19 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   AttentionProblem unaligned = with_variant(representative(device, AttentionOp::kForward, 80, 64), {true, true});
   unaligned.vectors = unaligned.tensor_maps = false;
   list.push_back(unaligned);
+  if (device.compute > 80 && device.compute != 90) return list;
+  for (const int dim : {64, 128, 256}) {
+    for (const bool paged : {false, true}) {
+      if (dim != 64 && !paged) continue;
+      AttentionProblem cache = representative(device, AttentionOp::kDecode, dim, dim);
+      cache.causal = true;
+      cache.alignment = Alignment::kBottomRight;
+      cache.paged = paged;
+      cache.page_size = paged ? 16 : 0;
+      cache.chunk = paged ? 1024 : 0;
+      list.push_back(cache);
+    }
+  }
   return list;
 }
 
@@ -183,9 +222,9 @@ std::vector<AttentionProblem> representatives(const Device& device) {
 
 Implementation forward() {
   return {"attention_forward",
-          AttentionFamily::bit_of(AttentionOp::kForward),
-          {"attention/forward.cuh"},
-          gpu_refuses,
+          AttentionFamily::bit_of(AttentionOp::kForward) | AttentionFamily::bit_of(AttentionOp::kDecode),
+          {"attention/cache_append.cuh", "attention/forward.cuh"},
+          refuses,
           offers,
           recipe,
           searches,

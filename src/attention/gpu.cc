@@ -1,6 +1,7 @@
 #include "attention/gpu.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "attention/params.h"
@@ -27,9 +28,19 @@ std::optional<std::string> hopper_refuses(const AttentionProblem& p, const Devic
   return std::nullopt;
 }
 
+std::optional<std::string> cache_refuses(const AttentionProblem& p) {
+  constexpr std::int64_t kFewQueries = 16;
+  if (p.op != AttentionOp::kDecode) return std::nullopt;
+  if (!p.varlen && p.seq_q <= kFewQueries) return format("takes more than {} queries of a cache", kFewQueries);
+  if (p.batch_invariant) return "its tiles, and so its rounding, depend on the batch";
+  if (p.batch > INT_MAX / 1024 || p.page_size > INT_MAX || p.seq_new > INT_MAX)
+    return "more rows than one grid can cover";
+  return std::nullopt;
+}
+
 ComputedScores computed_scores(const AttentionProblem& p, int block_q, int block_k) {
   constexpr std::int64_t kSamples = 64;  // query tiles that are counted, evenly spaced: enough, since a mask is a band
-  const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right};
+  const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right, p.chunk};
   const std::int64_t q_tiles = ceil_div(p.seq_q, block_q);
   const std::int64_t samples = std::min(q_tiles, kSamples);
   ComputedScores computed;

@@ -16,6 +16,9 @@ std::optional<std::string> gpu_refuses(const AttentionProblem& problem, const De
 // And what kernels on TMA and wgmma require in addition.
 std::optional<std::string> hopper_refuses(const AttentionProblem& problem, const Device& device);
 
+// What a forward kernel requires of decode: of a cache, which it serves for many queries.
+std::optional<std::string> cache_refuses(const AttentionProblem& problem);
+
 // Score elements that the tiles of a head compute, masked ones included: what a mask costs a tile shape.
 struct ComputedScores {
   double all = 0;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 
 #include "attention/problem.h"
 #include "base/arithmetic.h"
+#include "tile/kv_cache.h"
 #include "tile/mask.h"
 
 namespace tessera::attention {
@@ -17,11 +19,14 @@ inline int band_edge(std::int64_t window) {
 inline Band band_of(const AttentionProblem& p) {
   return {.left = band_edge(p.window_left),
           .right = p.causal ? 0 : band_edge(p.window_right),
-          .bottom_right = p.alignment == Alignment::kBottomRight};
+          .bottom_right = p.alignment == Alignment::kBottomRight,
+          .chunk = static_cast<int>(std::min<std::int64_t>(p.chunk, kUnbounded))};
 }
 
 // Some keys are hidden from some queries.
-inline bool is_masked(const AttentionProblem& p) { return p.causal || p.window_left >= 0 || p.window_right >= 0; }
+inline bool is_masked(const AttentionProblem& p) {
+  return p.causal || p.window_left >= 0 || p.window_right >= 0 || p.chunk > 0;
+}
 
 // Scores are changed by more than a positive scale.
 inline bool has_score_mod(const AttentionProblem& p) { return p.softcap > 0 || p.alibi || !(p.scale > 0); }
@@ -74,6 +79,22 @@ void fill_outputs(Params& params, const AttentionArgs& args) {
   params.lse = args.lse.data;
   params.o_strides = strides_of(args.o);
   params.lse_strides = strides_of(args.lse);
+}
+
+// The cache of decode, all new keys already in it.
+inline KvCache kv_cache_of(const AttentionArgs& args) {
+  const AttentionProblem& p = args.problem;
+  const auto at_most = [](std::int64_t n) { return static_cast<int>(std::min<std::int64_t>(n, INT_MAX)); };
+  return {.seqlens = args.cache_seqlens,
+          .leftpad = args.leftpad_k,
+          .batch_idx = args.cache_batch_idx,
+          .page_table = args.page_table,
+          .status = args.status,
+          .page_table_stride = args.page_table_stride,
+          .capacity = static_cast<int>(p.seq_k),
+          .rows = at_most(p.cache_rows),
+          .num_pages = at_most(p.num_pages),
+          .by_page = divisor(static_cast<unsigned>(std::max<std::int64_t>(1, p.page_size)))};
 }
 
 // Params: of a kernel that reads q, k and v by their addresses.

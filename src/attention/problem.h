@@ -41,18 +41,20 @@ struct AttentionProblem {
   Alignment alignment = Alignment::kTopLeft;
   std::int64_t window_left = -1;   // keys visible to the left of the query's position; -1: all
   std::int64_t window_right = -1;  // likewise to the right
+  std::int64_t chunk = 0;          // a query sees keys of its own chunk only, each of so many positions; 0: all
   float softcap = 0;               // 0: none, else s -> softcap * tanh(s / softcap), before ALiBi
   bool alibi = false;              // s -> s - slope * |i + offset - j|
 
-  bool varlen = false;       // packed: batch rows of q and k are slices given by cu_seqlens
+  bool varlen = false;       // packed: batch rows of q and k are slices given by cu_seqlens; decode: of q alone
   std::int64_t total_q = 0;  // rows of q, if varlen
-  std::int64_t total_k = 0;
+  std::int64_t total_k = 0;  // likewise of k; not decode
 
   bool paged = false;  // decode: k and v are [pages, page_size, Hkv, D], found through a page table
   std::int64_t page_size = 0;
   std::int64_t num_pages = 0;
   std::int64_t max_pages_per_seq = 0;
 
+  bool leftpad = false;          // decode: sequences may begin behind padding
   std::int64_t cache_rows = 0;   // decode, not paged: batch dim of k and v; not the batch if cache_batch_idx is given
   std::int64_t seq_new = 0;      // decode: keys appended to each sequence
   std::int64_t rotary_dim = 0;   // leading columns of q and the new keys that are rotated; 0: none
@@ -65,7 +67,8 @@ struct AttentionProblem {
   bool deterministic = false;  // backward: bitwise equal from run to run
 
   bool vectors = true;      // GPU: every row of every activation starts at a multiple of 16 bytes
-  bool tensor_maps = true;  // GPU: and q's, k's, v's and dO's strides are positive, as TMA requires
+  bool tensor_maps = true;  // GPU: and q's, k's, v's and dO's strides are positive, as TMA requires; a cache's rows or
+                            // pages are a whole number of keys apart
 
   bool operator==(const AttentionProblem&) const = default;
 };

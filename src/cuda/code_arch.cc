@@ -1,21 +1,22 @@
 #include "cuda/code_arch.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 
 #include "base/arch.h"
 #include "base/format.h"
+#include "jit/nvrtc.h"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr const char* kSpecific = "sm_90a";
+constexpr int kKnownToEveryCompiler = 90;  // since CUDA 12.0, the oldest that is used
 
 // Compute capability times ten, without architecture-specific features; kOwn: each device's own architecture.
 constexpr int kOwn = -1;
 constexpr int kNotSet = 0;
-std::atomic<int> chosen{kNotSet};
+thread_local int chosen = kNotSet;
 
 // 0: the architecture is not known.
 int compute_of(const std::string& arch) {
@@ -27,11 +28,20 @@ int compute_of(const std::string& arch) {
 
 CodeArch native_arch(const DeviceInfo& device) {
   const std::string arch = arch_of(device);
-  return {{arch, false},
-          10 * device.major + device.minor,
-          true,
-          arch.ends_with('a'),
-          static_cast<std::size_t>(device.shared_memory_per_block_optin)};
+  const int compute = 10 * device.major + device.minor;
+  const CodeArch native{{arch, false},
+                        compute,
+                        true,
+                        arch.ends_with('a'),
+                        static_cast<std::size_t>(device.shared_memory_per_block_optin)};
+  if (compute <= kKnownToEveryCompiler) return native;
+  const auto archs_of = [](const Result<jit::NvrtcInfo>& nvrtc) {
+    return nvrtc.ok() ? nvrtc->archs : std::vector<int>{};
+  };
+  if (portable_arch(compute, archs_of(jit::nvrtc_info())) == compute) return native;
+  CodeArch portable = native;
+  portable.target = {format("sm_{}", portable_arch(compute, archs_of(jit::nvrtc_info(true)))), true};
+  return portable;
 }
 
 CodeArch arch_at(const DeviceInfo& device, int compute) {
@@ -44,10 +54,8 @@ CodeArch arch_at(const DeviceInfo& device, int compute) {
 
 Status check_arch_name(const std::string& arch) {
   if (arch == "native" || arch == kSpecific || compute_of(arch) != 0) return {};
-  std::string known = "native";
-  for (const ArchLimits& limits : kArchLimits) known += format(", sm_{}", limits.arch);
-  known += format(", {}", kSpecific);
-  return {TESSERA_INVALID_ARGUMENT, format("no code is known for '{}'; {} are accepted", arch, known)};
+  return {TESSERA_INVALID_ARGUMENT,
+          format("no code is known for '{}'; native, {} are accepted", arch, join(arch_names(), ", "))};
 }
 
 Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch) {
@@ -61,7 +69,7 @@ Result<CodeArch> code_arch_for(const DeviceInfo& device, const std::string& arch
   return arch_at(device, compute);
 }
 
-void set_code_arch(const CodeArch& arch) { chosen.store(arch.own ? kOwn : arch.compute); }
+void set_code_arch(const CodeArch& arch) { chosen = arch.own ? kOwn : arch.compute; }
 
 const std::string& code_arch_in_environment() {
   static const std::string asked = [] {
@@ -73,7 +81,7 @@ const std::string& code_arch_in_environment() {
 
 Result<CodeArch> code_arch_of(const DeviceInfo& device) {
   const std::string& asked = code_arch_in_environment();
-  const int compute = chosen.load(std::memory_order_relaxed);
+  const int compute = chosen;
   if (compute == kOwn || (compute == kNotSet && asked == "native")) return native_arch(device);
   if (compute != kNotSet) return arch_at(device, compute);
   Result<CodeArch> arch = code_arch_for(device, asked);

@@ -8,10 +8,11 @@ namespace tessera::cuda {
 namespace {
 
 Result<TensorMap> encode_by_driver(const TensorBox& box) {
-  // Enumerators of cuda.h: 16-bit integers (the bits are only moved), no interleaving, L2 promotion to 256 bytes, and
+  // Enumerators of cuda.h: 16-bit integers (the bits are only moved), no interleaving, L2 promotion, and
   // zeros for what is out of bounds.
   constexpr int kUint16 = 1;
   constexpr int kInterleaveNone = 0;
+  constexpr int kL2PromotionNone = 0;
   constexpr int kL2Promotion256 = 3;
   constexpr int kFillZeros = 0;
   const int swizzle = box.columns == 64 ? 3 : box.columns == 32 ? 2 : 1;
@@ -23,9 +24,9 @@ Result<TensorMap> encode_by_driver(const TensorBox& box) {
   TensorMap map = {};
   const std::uint32_t extents[4] = {box.columns, box.rows, box.layers, 1};
   const std::uint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result = (*d)->tensor_map_encode(&map, kUint16, 4, reinterpret_cast<void*>(box.address),
-                                                  box.extents.data(), box.strides.data(), extents, steps,
-                                                  kInterleaveNone, swizzle, kL2Promotion256, kFillZeros);
+  const CUresult result = (*d)->tensor_map_encode(
+      &map, kUint16, 4, reinterpret_cast<void*>(box.address), box.extents.data(), box.strides.data(), extents, steps,
+      kInterleaveNone, swizzle, box.promotes ? kL2Promotion256 : kL2PromotionNone, kFillZeros);
   if (result == kCudaSuccess) return map;
   return status_of(
       **d, result,

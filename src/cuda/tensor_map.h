@@ -18,6 +18,7 @@ struct TensorBox {
   std::uint32_t columns = 0;               // 64, 32 or 16
   std::uint32_t rows = 0;                  // 1 to 256
   std::uint32_t layers = 1;                // of the third axis, 1 to 256
+  bool promotes = true;                    // a load brings the whole 256 bytes around it into L2
 
   bool operator==(const TensorBox&) const = default;
 };

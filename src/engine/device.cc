@@ -1,5 +1,6 @@
 #include "engine/device.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "base/arch.h"
@@ -16,24 +17,16 @@ Device cpu_device(int threads) {
 }
 
 Result<Device> cuda_device(std::string_view arch) {
-  int compute = 0;
-  const auto number = arch.starts_with("sm_") ? arch.substr(3) : std::string_view();
-  const auto digits = number.ends_with('a') ? number.substr(0, number.size() - 1) : number;
-  std::from_chars(digits.data(), digits.data() + digits.size(), compute);
-  const ArchLimits limits = limits_of(compute);
-  // The letter enables instructions that only this architecture has; of those known here, only sm_90 has it.
-  const bool known = limits.arch != 0 && arch == format("sm_{}{}", compute, number == digits ? "" : "a") &&
-                     (number == digits || compute == 90);
-  if (!known) {
-    return Status(TESSERA_INVALID_ARGUMENT,
-                  format("arch is '{}'; cpu, sm_75, sm_80, sm_86, sm_89, sm_90 and sm_90a are known", arch));
+  const std::vector<std::string> known = arch_names();
+  if (std::find(known.begin(), known.end(), arch) == known.end()) {
+    return Status(TESSERA_INVALID_ARGUMENT, format("arch is '{}'; cpu, {} are known", arch, join(known, ", ")));
   }
   Device device;
   device.kind = Device::Kind::kCuda;
   device.name = arch;
-  device.compute = compute;
-  device.specific = number != digits;
-  device.shared_memory_per_block = static_cast<std::size_t>(limits.shared_memory_per_block);
+  std::from_chars(arch.data() + 3, arch.data() + arch.size(), device.compute);
+  device.specific = arch.ends_with('a');
+  device.shared_memory_per_block = static_cast<std::size_t>(limits_of(device.compute).shared_memory_per_block);
   return device;
 }
 

@@ -25,7 +25,7 @@ struct Device {
 
 Device cpu_device(int threads);
 
-// A GPU by its architecture alone: "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a".
+// A GPU by its architecture alone: a name of base/arch.h.
 Result<Device> cuda_device(std::string_view arch);
 
 }  // namespace tessera::engine

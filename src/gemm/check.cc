@@ -19,14 +19,17 @@ constexpr std::uint32_t kKnownFlags = TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B
 
 class Checker {
  public:
-  Checker(const tessera_gemm& in, Look look, CheckedGemm& out)
-      : in_(in), look_(look), out_(out), problem_(out.args.problem) {}
+  Checker(GemmOp op, const tessera_gemm& in, Look look, CheckedGemm& out)
+      : in_(in), look_(look), out_(out), problem_(out.args.problem) {
+    problem_.op = op;
+  }
 
   Status run() {
     TESSERA_CHECK(check_presence());
     TESSERA_CHECK(check_options());
     TESSERA_CHECK(check_device());
     TESSERA_CHECK(read_tensors());
+    TESSERA_CHECK(check_groups());
     TESSERA_CHECK(check_dims());
     fill_views();
     return {};
@@ -101,6 +104,7 @@ class Checker {
       const tessera_tensor* given = in_.*slot.given;
       if (given != nullptr) TESSERA_CHECK(check_same_device(slot.name, given->device, "a", out_.device));
     }
+    if (in_.offsets != nullptr) TESSERA_CHECK(check_same_device("offsets", in_.offsets->device, "a", out_.device));
     return {};
   }
 
@@ -109,8 +113,10 @@ class Checker {
       const Slot& slot = kSlots[i];
       const tessera_tensor* given = in_.*slot.given;
       if (given == nullptr) continue;
-      const int rank = slot.kind == kVector ? 1 : 2;
-      const TensorRule rule{slot.name, Element::kFloating, slot.written ? Access::kWrite : Access::kRead, rank, rank};
+      const bool grouped = problem_.op == GemmOp::kGrouped;
+      const int least = slot.kind == kVector ? (grouped ? 2 : 1) : 2;
+      const int most = slot.kind == kVector ? least : (grouped ? 3 : 2);
+      const TensorRule rule{slot.name, Element::kFloating, slot.written ? Access::kWrite : Access::kRead, least, most};
       CheckedTensor& checked = checked_[i].emplace();
       TESSERA_CHECK(check_tensor(*given, rule, look_ == Look::kEverything, checked));
       const DType own = dtype_of(checked.dtype);
@@ -130,18 +136,77 @@ class Checker {
     return {};
   }
 
+  // Which tensors have a matrix per group, and how many groups there are.
+  Status check_groups() {
+    GemmProblem& p = problem_;
+    if (p.op != GemmOp::kGrouped) {
+      if (in_.offsets != nullptr) return invalid("offsets is given; TESSERA_GEMM_GROUPED takes it");
+      return {};
+    }
+    const CheckedTensor& a = *checked_[0];
+    const CheckedTensor& b = *checked_[1];
+    p.grouping = in_.offsets == nullptr ? kBatched : b.rank == 3 ? kRaggedRows : kRaggedSums;
+    if (p.grouping == kRaggedRows && p.a_transposed) {
+      return invalid(
+          "flags has TESSERA_GEMM_A_TRANSPOSED, but offsets divide the rows of a; b has 2 dims if they divide K");
+    }
+    if (p.grouping == kRaggedSums && !(p.a_transposed && p.b_transposed)) {
+      return invalid("offsets divide K, since b has 2 dims; TESSERA_GEMM_A_TRANSPOSED and _B_TRANSPOSED are needed");
+    }
+    p.groups = b.rank == 3 ? b.shape[0] : 0;
+    p.a_shared = p.grouping == kBatched && a.rank == 2;
+    if (in_.offsets != nullptr) {
+      CheckedTensor offsets;
+      const TensorRule rule{"offsets", Element::kInt32, Access::kRead, 1, 1};
+      TESSERA_CHECK(check_tensor(*in_.offsets, rule, look_ == Look::kEverything, offsets));
+      if (offsets.shape[0] < 1) return invalid("offsets has length 0; there is one entry more than groups");
+      if (b.rank == 3 && offsets.shape[0] != p.groups + 1) {
+        return invalid(format("offsets has length {}, but b has {} groups; there is one entry more than groups",
+                              offsets.shape[0], p.groups));
+      }
+      p.groups = offsets.shape[0] - 1;
+      out_.args.offsets = static_cast<const std::int32_t*>(offsets.data);
+    }
+    for (std::size_t i = 0; i < kSlots.size(); ++i) {
+      const Slot& slot = kSlots[i];
+      if (!checked_[i] || slot.kind == kVector || (slot.kind == kOperandA && p.grouping == kBatched)) continue;
+      const bool layers = slot.kind == kMatrix     ? out_has_layers(p.grouping)
+                          : slot.kind == kOperandB ? p.grouping != kRaggedSums
+                                                   : false;
+      const int rank = layers ? 3 : 2;
+      if (checked_[i]->rank != rank) {
+        return invalid(format("{} has {} dims; {} are accepted if {}", slot.name, checked_[i]->rank, rank,
+                              p.grouping == kBatched      ? "there are no offsets"
+                              : p.grouping == kRaggedRows ? "offsets divide the rows of a (b has 3 dims)"
+                                                          : "offsets divide K (b has 2 dims)"));
+      }
+    }
+    return {};
+  }
+
   Status check_dims() {
     const CheckedTensor& a = *checked_[0];
     const CheckedTensor& b = *checked_[1];
     GemmProblem& p = problem_;
-    p.m = a.shape[p.a_transposed ? 1 : 0];
-    p.k = a.shape[p.a_transposed ? 0 : 1];
-    p.n = b.shape[p.b_transposed ? 1 : 0];
+    p.m = a.shape[a.rank - (p.a_transposed ? 1 : 2)];
+    p.k = a.shape[a.rank - (p.a_transposed ? 2 : 1)];
+    p.n = b.shape[b.rank - (p.b_transposed ? 1 : 2)];
+    const auto match_groups = [&](std::size_t i) {
+      const CheckedTensor& t = *checked_[i];
+      if (p.op != GemmOp::kGrouped || t.rank == (kSlots[i].kind == kVector ? 1 : 2) || t.shape[0] == p.groups) {
+        return Status();
+      }
+      return invalid(
+          format("{} has size = {} in dim 0, but there are {} groups", kSlots[i].name, t.shape[0], p.groups));
+    };
+    TESSERA_CHECK(match_groups(0));
     for (std::size_t i = 1; i < kSlots.size(); ++i) {
       if (!checked_[i]) continue;
       const Slot& slot = kSlots[i];
       const CheckedTensor& t = *checked_[i];
-      const auto match = [&](int dim, std::int64_t want, const char* giver) {
+      TESSERA_CHECK(match_groups(i));
+      const auto match = [&](int of_matrix, std::int64_t want, const char* giver) {
+        const int dim = slot.kind == kVector ? t.rank - 1 : t.rank - 2 + of_matrix;
         if (t.shape[dim] == want) return Status();
         return invalid(format("{} has {} = {} in dim {}, but {} gives {}", slot.name,
                               slot.kind == kVector ? "length" : "size", t.shape[dim], dim, giver, want));
@@ -174,12 +239,17 @@ class Checker {
   // Strides that do not matter are 0 by now.
   static bool is_aligned(const CheckedTensor& t) {
     const std::int64_t bytes = t.dtype.bits / 8;
-    const bool rows = t.rank < 2 || t.strides[0] * bytes % 16 == 0;
-    return rows && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+    bool aligned = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+    for (int dim = 0; dim + 1 < t.rank; ++dim) aligned &= t.strides[dim] * bytes % 16 == 0;
+    return aligned;
   }
   static bool allows_tensor_map(const CheckedTensor& t) {
     constexpr std::int64_t kEnd = std::int64_t{1} << 36;  // elements of a row; eight rows are below 2^40 bytes
-    return t.shape[0] <= 1 || t.shape[1] == 0 || (t.strides[0] > 0 && t.strides[0] < kEnd);
+    bool allows = true;
+    for (int dim = 0; dim + 1 < t.rank; ++dim) {
+      allows &= t.shape[dim] <= 1 || t.shape[t.rank - 1] == 0 || (t.strides[dim] > 0 && t.strides[dim] < kEnd);
+    }
+    return allows;
   }
 
   void fill_views() {
@@ -189,7 +259,9 @@ class Checker {
       if (!checked_[i]) continue;
       const Slot& slot = kSlots[i];
       const CheckedTensor& t = *checked_[i];
-      out_.args.*slot.view = {t.data, slot.kind == kVector ? 0 : t.strides[0]};
+      const int matrix_rank = slot.kind == kVector ? 1 : 2;
+      out_.args.*slot.view = {t.data, slot.kind == kVector ? 0 : t.strides[t.rank - 2],
+                              t.rank > matrix_rank ? t.strides[0] : 0};
       if (!on_gpu) continue;
       const bool is_out = slot.view == &GemmArgs::out;
       bool& aligned = slot.kind == kOperandA   ? p.a_aligned
@@ -221,12 +293,17 @@ constexpr std::array<Checker::Slot, 9> Checker::kSlots = {{
 }};
 
 Status check_into(tessera_gemm_op op, const tessera_gemm* args, Look look, CheckedGemm& out) {
-  if (op != TESSERA_GEMM_DENSE) return invalid(format("op is {}; TESSERA_GEMM_DENSE is known", static_cast<int>(op)));
+  static_assert(TESSERA_GEMM_DENSE == static_cast<int>(GemmOp::kDense) &&
+                TESSERA_GEMM_GROUPED == static_cast<int>(GemmOp::kGrouped));
+  if (op != TESSERA_GEMM_DENSE && op != TESSERA_GEMM_GROUPED) {
+    return invalid(format("op is {}; TESSERA_GEMM_DENSE and TESSERA_GEMM_GROUPED are known", static_cast<int>(op)));
+  }
+  const auto known_op = static_cast<GemmOp>(op);
   if (args == nullptr) return invalid("args is null");
-  if (args->struct_size == sizeof(tessera_gemm)) return Checker(*args, look, out).run();
+  if (args->struct_size == sizeof(tessera_gemm)) return Checker(known_op, *args, look, out).run();
   tessera_gemm known = TESSERA_GEMM_INIT;
   TESSERA_CHECK(read_arguments(args, offsetof(tessera_gemm, bias), "TESSERA_GEMM_INIT", known));
-  return Checker(known, look, out).run();
+  return Checker(known_op, known, look, out).run();
 }
 
 #undef TESSERA_CHECK

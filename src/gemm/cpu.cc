@@ -19,7 +19,8 @@ engine::Config config_for(const Device& device) {
 
 std::vector<engine::Offer> offers(const GemmProblem& p, const Device& device) {
   constexpr double kMultiplyAdds = 2e4;  // per microsecond and thread, roughly
-  const double products = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  const double products = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) *
+                          static_cast<double>(p.grouping == kBatched ? p.groups : 1);
   return {{config_for(device), cpu_backend::workspace_bytes(p, device.threads),
            products / (kMultiplyAdds * device.threads), "the one CPU kernel: every dtype, epilogue and stride"}};
 }
@@ -39,7 +40,10 @@ std::optional<Recipe> recipe(const GemmProblem& p, const Device& device, const e
 }  // namespace
 
 Implementation cpu() {
-  return {"cpu_gemm", GemmFamily::bit_of(GemmOp::kDense), {}, refuses, offers, recipe, nullptr, nullptr};
+  return {"cpu_gemm", GemmFamily::bit_of(GemmOp::kDense) | GemmFamily::bit_of(GemmOp::kGrouped),
+          {},         refuses,
+          offers,     recipe,
+          nullptr,    nullptr};
 }
 
 }  // namespace tessera::gemm

@@ -22,18 +22,19 @@ struct Choice {
 constexpr int kGroupRows = 8;  // row tiles that are processed together
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("gemm_dense_{}_{}_{}{}_{}x{}x{}{}{}{}", name_of(config.dtype), name_of(config.out_dtype),
-                         config.a_transposed ? 't' : 'n', config.b_transposed ? 't' : 'n', config.block_m,
-                         config.block_n, config.block_k, config.vector == 1 ? "_v1" : "", config.split ? "_split" : "",
-                         epilogue_suffix(epilogue_of(config))),
-          .header = "gemm/dense.cuh",
-          .entry = "gemm_dense",
-          .params = "GemmDenseParams",
-          .config = jit::config_text("GemmDenseConfig", config),
-          .threads = gemm_dense_threads(config),
-          .min_blocks = 1,
-          .dynamic_smem_bytes = gemm_dense_shared_bytes(config),
-          .pdl = true};
+  return {
+      .name = format("gemm_dense_{}_{}_{}{}_{}x{}x{}{}{}{}{}", name_of(config.dtype), name_of(config.out_dtype),
+                     config.a_transposed ? 't' : 'n', config.b_transposed ? 't' : 'n', config.block_m, config.block_n,
+                     config.block_k, config.vector == 1 ? "_v1" : "", grouping_suffix(config.grouping),
+                     config.split ? "_split" : "", epilogue_suffix(epilogue_of(config))),
+      .header = "gemm/dense.cuh",
+      .entry = "gemm_dense",
+      .params = "GemmDenseParams",
+      .config = jit::config_text("GemmDenseConfig", config),
+      .threads = gemm_dense_threads(config),
+      .min_blocks = 1,
+      .dynamic_smem_bytes = gemm_dense_shared_bytes(config),
+      .pdl = true};
 }
 
 struct Tile {
@@ -52,6 +53,7 @@ Config config_of(const GemmProblem& p, const Device& device, const Tile& tile, b
   config.warps_n = tile.warps_n;
   config.vector = p.a_aligned && p.b_aligned ? 8 : 1;
   config.stages = config.vector == 8 && device.compute >= 80 ? 3 : 2;
+  config.grouping = p.grouping;
   config.split = split;
   set_epilogue(p, config);
   if (split) {  // the next step's
@@ -63,15 +65,18 @@ Config config_of(const GemmProblem& p, const Device& device, const Tile& tile, b
   return config;
 }
 
+// Of all groups; if rows are ragged, at most.
 std::int64_t tiles_of(const GemmProblem& p, const Tile& tile) {
-  return saturating_product(ceil_div(p.m, tile.block_m), ceil_div(p.n, p.gated ? tile.block_n / 2 : tile.block_n));
+  const std::int64_t rows = ceil_div(p.m, tile.block_m) + (p.grouping == kRaggedRows ? p.groups : 0);
+  return saturating_product(rows, ceil_div(p.n, p.gated ? tile.block_n / 2 : tile.block_n),
+                            out_has_layers(p.grouping) ? p.groups : 1);
 }
 
 // Enough CTAs for all multiprocessors, as long as each has some steps of K.
 int splits_of(const GemmProblem& p, const Device& device, const Tile& tile) {
   constexpr std::int64_t kLeastK = 512, kMost = 32;
   const std::int64_t tiles = std::max<std::int64_t>(tiles_of(p, tile), 1);
-  if (p.gated || tiles * 2 > device.multiprocessors) return 1;
+  if (p.gated || p.grouping != kUngrouped || tiles * 2 > device.multiprocessors) return 1;
   return static_cast<int>(std::clamp<std::int64_t>(std::min(device.multiprocessors / tiles, p.k / kLeastK), 1, kMost));
 }
 
@@ -110,6 +115,8 @@ Status enqueue(const Choice& choice, const GemmArgs& args, const engine::Launch&
   params.m = static_cast<int>(p.m);
   params.n = static_cast<int>(p.n);
   params.k = static_cast<int>(p.k);
+  params.offsets = args.offsets;
+  params.groups = static_cast<int>(p.groups);
   params.order = {static_cast<unsigned>(ceil_div(p.m, config.block_m)),
                   static_cast<unsigned>(ceil_div(p.n, p.gated ? config.block_n / 2 : config.block_n)), kGroupRows};
   params.splits = static_cast<unsigned>(choice.splits);
@@ -132,7 +139,8 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
   const Tile tile{c.block_m, c.block_n, c.warps_m, c.warps_n};
   const double ctas = static_cast<double>(tiles_of(p, tile)) * choice.splits;
   const double rounds = std::max(ctas / device.multiprocessors, 1.0);
-  const double each = static_cast<double>(c.block_m) * c.block_n * static_cast<double>(p.k) / choice.splits / per_sm;
+  const double terms = static_cast<double>(p.k) / choice.splits / static_cast<double>(groups_of_terms(p));
+  const double each = static_cast<double>(c.block_m) * c.block_n * terms / per_sm;
   return 3.0 + rounds * each + (choice.splits > 1 ? reduce_time(p, choice.splits) : 0.0);
 }
 
@@ -183,6 +191,13 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p.activation = kSilu;
   p.a_aligned = p.b_aligned = false;
   list.push_back(p);
+  p = representative(device, 65536, 1408, 2048);
+  p.op = GemmOp::kGrouped;
+  p.grouping = kRaggedRows;
+  p.groups = 64;
+  p.gated = true;
+  p.activation = kSilu;
+  list.push_back(p);
   return list;
 }
 
@@ -190,7 +205,7 @@ std::vector<GemmProblem> representatives(const Device& device) {
 
 Implementation dense() {
   return {"gemm_dense",
-          GemmFamily::bit_of(GemmOp::kDense),
+          GemmFamily::bit_of(GemmOp::kDense) | GemmFamily::bit_of(GemmOp::kGrouped),
           {"gemm/dense.cuh", "gemm/split_reduce.cuh"},
           gpu_refuses,
           offers,

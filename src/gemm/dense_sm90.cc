@@ -36,17 +36,21 @@ int staged_of(const GemmProblem& p) {
   return kStagedNone;
 }
 
-// One operand can be shifted. If its rows are rows of K, those of the other one are loaded in the same order, which needs
-// them to be rows, too.
-Access access_of(const GemmProblem& p, bool split) {
+// Whether an operand could be shifted. If its rows are rows of K, those of the other one are loaded in the same order, which
+// needs them to be rows, too.
+bool may_shift(const GemmProblem& p) {
+  if (p.grouping != kUngrouped) return false;  // a group may begin at any row
+  if (!p.a_transposed) return !p.a_aligned && p.m >= gemm_sm90::kRowGroups;
+  return p.b_transposed && !p.gated && p.k >= gemm_sm90::kRowGroups && !(p.a_aligned && p.b_aligned);
+}
+
+// shifts: one operand is shifted if possible, else both are copied.
+Access access_of(const GemmProblem& p, bool split, bool shifts) {
   Access access;
   access.pad_a = !p.a_aligned;
   access.pad_b = !p.b_aligned;
-  if (!p.a_transposed && access.pad_a && p.m >= gemm_sm90::kRowGroups) {
-    access.shifted = kShiftedA;
-  } else if (p.a_transposed && p.b_transposed && !p.gated && p.k >= gemm_sm90::kRowGroups &&
-             (access.pad_a || access.pad_b)) {
-    const bool larger_is_a = p.m >= p.n;
+  if (shifts && may_shift(p)) {
+    const bool larger_is_a = !p.a_transposed || p.m >= p.n;
     access.shifted = access.pad_a && (larger_is_a || !access.pad_b) ? kShiftedA : kShiftedB;
   }
   if (access.shifted == kShiftedA) access.pad_a = false;
@@ -65,14 +69,15 @@ struct Choice {
 };
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format(
-              "gemm_dense_sm90_{}_{}_{}{}_{}x{}s{}{}{}{}{}{}{}", name_of(config.dtype), name_of(config.out_dtype),
-              config.a_transposed ? 't' : 'n', config.b_transposed ? 't' : 'n', config.block_m, config.block_n,
-              config.stages, config.ping_pong ? "_ping_pong" : "", config.cluster > 1 ? "_cluster" : "",
-              config.shifted == kShiftedA   ? "_shifted_a"
-              : config.shifted == kShiftedB ? "_shifted_b"
-                                            : "",
-              config.tma_store ? "" : "_rows", config.split ? "_split" : "", epilogue_suffix(epilogue_of(config))),
+  return {.name = format("gemm_dense_sm90_{}_{}_{}{}_{}x{}s{}{}{}{}{}{}{}{}", name_of(config.dtype),
+                         name_of(config.out_dtype), config.a_transposed ? 't' : 'n', config.b_transposed ? 't' : 'n',
+                         config.block_m, config.block_n, config.stages, config.ping_pong ? "_ping_pong" : "",
+                         config.cluster > 1 ? "_cluster" : "",
+                         config.shifted == kShiftedA   ? "_shifted_a"
+                         : config.shifted == kShiftedB ? "_shifted_b"
+                                                       : "",
+                         config.tma_store ? "" : "_rows", grouping_suffix(config.grouping),
+                         config.split ? "_split" : "", epilogue_suffix(epilogue_of(config))),
           .header = "gemm/dense_sm90.cuh",
           .entry = "gemm_dense_sm90",
           .params = format("GemmDenseSm90Params<{}, {}>", gemm_sm90::m_groups(config), gemm_sm90::k_groups(config)),
@@ -99,10 +104,10 @@ int stages_of(const Config& config, std::size_t shared_memory) {
   return c.stages;
 }
 
-Choice choice_of(const GemmProblem& p, const Device& device, const Tile& tile, int splits) {
+Choice choice_of(const GemmProblem& p, const Device& device, const Tile& tile, int splits, bool shifts) {
   Choice choice = {};
   choice.splits = splits;
-  choice.access = access_of(p, splits > 1);
+  choice.access = access_of(p, splits > 1, shifts);
   Config& config = choice.main;
   config.a_transposed = p.a_transposed;
   config.b_transposed = p.b_transposed;
@@ -113,6 +118,7 @@ Choice choice_of(const GemmProblem& p, const Device& device, const Tile& tile, i
   config.shifted = choice.access.shifted;
   config.tma_store = choice.access.tma_store;
   config.staged = choice.access.staged;
+  config.grouping = p.grouping;
   config.split = splits > 1;
   set_epilogue(p, config);
   if (config.split) {  // the next step's
@@ -143,13 +149,18 @@ int even_width(std::int64_t n, int most, int step) {
   return static_cast<int>(std::clamp<std::int64_t>(ceil_div(ceil_div(n, tiles), step) * step, step, most));
 }
 
-std::vector<Tile> tiles_for(const GemmProblem& p) {
-  const Access access = access_of(p, false);
+// Rows of out, of a group on average.
+std::int64_t rows_of(const GemmProblem& p) {
+  return p.grouping == kRaggedRows ? ceil_div(p.m, std::max<std::int64_t>(p.groups, 1)) : p.m;
+}
+
+std::vector<Tile> tiles_for(const GemmProblem& p, bool shifts) {
+  const Access access = access_of(p, false, shifts);
   const std::int64_t n = p.gated ? saturating_product(p.n, 2) : p.n;
   std::vector<Tile> tiles;
   const auto add = [&](int block_m, int widest, bool ping_pong) {
     for (const int cluster : {2, 1}) {
-      if (cluster == 2 && (p.m <= block_m || access.shifted == kShiftedB)) continue;
+      if (cluster == 2 && (rows_of(p) <= block_m || access.shifted == kShiftedB)) continue;
       // Whole atoms of B, whole groups of eight rows in each CTA's half of it, and whole boxes of a preactivation.
       const bool boxes = access.staged == kStagedPreactivation && n > 64;
       const int step = p.gated ? (p.b_transposed ? 128 : 16) : p.b_transposed || boxes ? 64 : cluster == 2 ? 16 : 8;
@@ -174,7 +185,7 @@ std::vector<Tile> tiles_for(const GemmProblem& p) {
   }
   add(64, 256, true);
   add(64, 128, true);
-  if (p.m <= 64 || p.n <= 64) add(64, 64, true);
+  if (rows_of(p) <= 64 || p.n <= 64) add(64, 64, true);
   return tiles;
 }
 
@@ -184,6 +195,12 @@ std::int64_t column_tiles(const GemmProblem& p, const Tile& tile) {
 std::int64_t row_tiles(const GemmProblem& p, const Tile& tile) {
   return ceil_div(p.m, std::int64_t{tile.block_m} * tile.cluster);
 }
+// Of all groups, row tiles of whole clusters. If rows are ragged, half of a tile per group is expected to be empty.
+std::int64_t tiles_of(const GemmProblem& p, const Tile& tile) {
+  const std::int64_t ragged = p.grouping == kRaggedRows ? p.groups / 2 : 0;
+  return saturating_product(row_tiles(p, tile) + ragged, column_tiles(p, tile),
+                            out_has_layers(p.grouping) ? p.groups : 1);
+}
 Tile tile_of(const Config& c) { return {c.block_m, c.block_n, c.ping_pong, c.cluster}; }
 
 // Into how many parts to divide K so that every multiprocessor has work; 1: not at all.
@@ -192,11 +209,17 @@ int splits_of(const GemmProblem& p, const Device& device, const Tile& tile) {
   const std::int64_t clusters = device.multiprocessors / tile.cluster;
   const std::int64_t tiles = saturating_product(row_tiles(p, tile), column_tiles(p, tile));
   const std::int64_t steps = ceil_div(p.k, gemm_sm90::kBlockK);
-  if (p.gated || tiles == 0 || tiles * 2 > clusters) return 1;
+  if (p.gated || p.grouping != kUngrouped || tiles == 0 || tiles * 2 > clusters) return 1;
   // With ping-pong a CTA needs two work tiles to keep both consumers busy.
   const std::int64_t wanted = clusters / tiles * (tile.ping_pong ? 2 : 1);
   const std::int64_t splits = std::clamp<std::int64_t>(std::min(wanted, steps / kLeastSteps), 1, kMost);
   return static_cast<int>(ceil_div(steps, ceil_div(steps, splits)));  // none is empty
+}
+
+// Matrices of a, and of b: one per group, or one.
+std::int64_t layers_of_a(const GemmProblem& p) { return p.grouping == kBatched && !p.a_shared ? p.groups : 1; }
+std::int64_t layers_of_b(const GemmProblem& p) {
+  return p.grouping == kBatched || p.grouping == kRaggedRows ? p.groups : 1;
 }
 
 // Microseconds, roughly: measured on an H200.
@@ -206,10 +229,16 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
   constexpr double kL2Bytes = 40;         // per cycle and multiprocessor
   const Config& c = choice.main;
   const Tile tile = tile_of(c);
-  const double steps = static_cast<double>(ceil_div(ceil_div(p.k, gemm_sm90::kBlockK), choice.splits));
-  const double products = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds * 1.05;
+  const std::int64_t terms = ceil_div(p.k, groups_of_terms(p));
+  const double steps = static_cast<double>(ceil_div(ceil_div(terms, gemm_sm90::kBlockK), choice.splits));
+  const double products =
+      static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds * (c.block_m == 64 ? 1.25 : 1.05);
   const double loads = (c.block_m + static_cast<double>(c.block_n) / c.cluster) * gemm_sm90::kBlockK * 2 / kL2Bytes;
-  const double main_loop = steps * std::max(products, loads) + 200;
+  // Three warps shift a row in about 18 cycles.
+  const double shifted_rows = c.shifted == kShiftedNone ? 0
+                              : c.shifted == kShiftedA  ? c.block_m
+                                                        : gemm_sm90::b_atoms(c) * 64.0;
+  const double main_loop = steps * std::max({products, loads, shifted_rows * 18}) + 200;
   const double elements = static_cast<double>(c.block_m) * c.block_n / (c.gated ? 2 : 1);
   const int extra = (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? 1 : 0);
   const int staged = c.staged != kStagedNone ? 1 : 0;
@@ -217,7 +246,7 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
       elements * (0.06 + 0.05 * staged + 0.15 * (extra - staged) + (c.activation != kIdentity ? 0.06 : 0.0) +
                   (c.tma_store ? 0.0 : 0.2) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0)) +
       500;
-  const double work = static_cast<double>(saturating_product(row_tiles(p, tile), column_tiles(p, tile), choice.splits));
+  const double work = static_cast<double>(saturating_product(tiles_of(p, tile), choice.splits));
   const double clusters = std::floor(static_cast<double>(device.multiprocessors) / c.cluster);
   const double rounds = std::ceil(work / clusters);
   // With ping-pong the epilogue runs beside the next tile's main loop.
@@ -225,9 +254,10 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
                                     : rounds * (main_loop + epilogue);
   double time = 2.0 + cycles / kClock;
   if (choice.splits > 1) time += reduce_time(p, choice.splits);
-  if (choice.access.pad_a) time += pad_time(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k);
+  const double a_layers = static_cast<double>(layers_of_a(p)), b_layers = static_cast<double>(layers_of_b(p));
+  if (choice.access.pad_a) time += a_layers * pad_time(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k);
   if (choice.access.pad_b) {
-    time += (p.gated ? 2 : 1) * pad_time(p.b_transposed ? p.k : p.n, p.b_transposed ? p.n : p.k);
+    time += (p.gated ? 2 : 1) * b_layers * pad_time(p.b_transposed ? p.k : p.n, p.b_transposed ? p.n : p.k);
   }
   return time;
 }
@@ -242,8 +272,10 @@ Parts parts_of(const GemmProblem& p, const Choice& choice) {
     if (wanted) parts.bytes += rounded_part(bytes);
     return at;
   };
-  const std::size_t a = padded_bytes(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k);
-  const std::size_t b = padded_bytes(p.b_transposed ? p.k : p.n, p.b_transposed ? p.n : p.k);
+  const std::size_t a =
+      padded_bytes(saturating_product(p.a_transposed ? p.k : p.m, layers_of_a(p)), p.a_transposed ? p.m : p.k);
+  const std::size_t b =
+      padded_bytes(saturating_product(p.b_transposed ? p.k : p.n, layers_of_b(p)), p.b_transposed ? p.n : p.k);
   parts.a = take(choice.access.pad_a, a);
   parts.b = take(choice.access.pad_b, b);
   parts.gate = take(choice.access.pad_b && p.gated, b);
@@ -265,6 +297,8 @@ struct Matrix {
   std::int64_t rows;
   std::int64_t columns;
   int words;
+  std::int64_t layers;
+  std::int64_t layer_bytes;  // from layer to layer
 };
 template <int groups>
 Status encode_groups(const Matrix& m, int box_rows, TensorMap (&maps)[groups], int (&shift)[groups]) {
@@ -279,9 +313,10 @@ Status encode_groups(const Matrix& m, int box_rows, TensorMap (&maps)[groups], i
     cuda::TensorBox box;
     box.address = first - before;
     shift[group] = static_cast<int>(before / 2);
-    box.extents = {static_cast<std::uint64_t>(m.columns * m.words) + before / 2, static_cast<std::uint64_t>(rows), 1,
-                   1};
-    box.strides = {stride, stride, stride};
+    const std::uint64_t layer = m.layers <= 1 ? stride : valid(m.layer_bytes);
+    box.extents = {static_cast<std::uint64_t>(m.columns * m.words) + before / 2, static_cast<std::uint64_t>(rows),
+                   static_cast<std::uint64_t>(m.layers), 1};
+    box.strides = {stride, layer, layer};
     box.columns = 64;
     box.rows = static_cast<std::uint32_t>(box_rows);
     const auto map = cuda::encode(box);
@@ -321,24 +356,33 @@ Status enqueue_main(const Choice& choice, const GemmArgs& args, const GemmView& 
   const auto scope = cuda::ContextScope::enter(kernel.device);  // which the driver needs to encode tensor maps
   if (!scope.ok()) return scope.status();
 
-  const auto matrix = [](const GemmView& v, std::int64_t rows, std::int64_t columns, std::size_t element) {
-    return Matrix{reinterpret_cast<std::uintptr_t>(v.data), v.row_stride * static_cast<std::int64_t>(element), rows,
-                  columns, static_cast<int>(element / 2)};
+  const auto matrix = [](const GemmView& v, std::int64_t rows, std::int64_t columns, std::size_t element,
+                         std::int64_t layers) {
+    const auto bytes = static_cast<std::int64_t>(element);
+    return Matrix{reinterpret_cast<std::uintptr_t>(v.data),
+                  v.row_stride * bytes,
+                  rows,
+                  columns,
+                  static_cast<int>(element / 2),
+                  layers,
+                  v.group_stride * bytes};
   };
+  const std::int64_t a_layers = layers_of_a(p), b_layers = layers_of_b(p);
+  const std::int64_t out_layers = out_has_layers(p.grouping) ? p.groups : 1;
   constexpr int kAtomRows = gemm_sm90::kBlockK;
-  const Matrix of_a = p.a_transposed ? matrix(a, p.k, p.m, 2) : matrix(a, p.m, p.k, 2);
+  const Matrix of_a = p.a_transposed ? matrix(a, p.k, p.m, 2, a_layers) : matrix(a, p.m, p.k, 2, a_layers);
   int aligned[m_groups * k_groups];  // not used: such rows need no shift
   const int a_rows = (p.a_transposed ? kAtomRows : config.block_m) / (m_groups * k_groups);
   if (Status s = encode_groups(of_a, a_rows, params.a, config.shifted == kShiftedA ? params.shift : aligned); !s.ok())
     return s;
   const bool halves = config.gated || config.cluster > 1;
   const int b_rows = (p.b_transposed ? kAtomRows : halves ? config.block_n / 2 : config.block_n) / k_groups;
-  const Matrix of_b = p.b_transposed ? matrix(b, p.k, p.n, 2) : matrix(b, p.n, p.k, 2);
+  const Matrix of_b = p.b_transposed ? matrix(b, p.k, p.n, 2, b_layers) : matrix(b, p.n, p.k, 2, b_layers);
   int shift_b[k_groups];
   if (Status s = encode_groups(of_b, b_rows, params.b, shift_b); !s.ok()) return s;
   if (config.shifted == kShiftedB) std::copy(shift_b, shift_b + k_groups, params.shift);
   if (config.gated) {
-    const Matrix of_gate = p.b_transposed ? matrix(gate, p.k, p.n, 2) : matrix(gate, p.n, p.k, 2);
+    const Matrix of_gate = p.b_transposed ? matrix(gate, p.k, p.n, 2, b_layers) : matrix(gate, p.n, p.k, 2, b_layers);
     TensorMap maps[1];
     int first_column[1];
     if (Status s = encode_groups(of_gate, b_rows, maps, first_column); !s.ok()) return s;
@@ -349,25 +393,31 @@ Status enqueue_main(const Choice& choice, const GemmArgs& args, const GemmView& 
   if (config.split) {
     if (Status s = encode_partial(p, partial, choice.splits, out_rows, params.out); !s.ok()) return s;
   } else if (config.tma_store) {
-    const Matrix of_out = matrix(args.out, p.m, p.n, size_of(p.out_dtype));
+    const Matrix of_out = matrix(args.out, p.m, p.n, size_of(p.out_dtype), out_layers);
     if (Status s = encode_groups(of_out, out_rows, params.out, none); !s.ok()) return s;
   }
   if (config.tma_store && config.staged != kStagedNone) {
     const GemmView& view = config.staged == kStagedResidual ? args.residual
                            : config.staged == kStagedSaved  ? args.saved
                                                             : args.preactivation;
-    const Matrix staged = matrix(view, p.m, p.n, size_of(config.staged == kStagedResidual ? p.out_dtype : p.dtype));
+    const Matrix staged =
+        matrix(view, p.m, p.n, size_of(config.staged == kStagedResidual ? p.out_dtype : p.dtype), out_layers);
     if (Status s = encode_groups(staged, out_rows, params.staged, none); !s.ok()) return s;
   }
   params.epilogue = epilogue_params(args);
   params.m = static_cast<int>(p.m);
   params.n = static_cast<int>(p.n);
+  params.k = static_cast<int>(p.k);
+  params.offsets = args.offsets;
+  params.groups = static_cast<int>(p.groups);
+  params.a_layers = a_layers > 1 ? 1 : 0;
   // Rows of A that are in use at a time should fit L2 beside those of B.
   constexpr std::int64_t kTogether = 2048;  // rows
   const std::int64_t rows = row_tiles(p, tile);
   const auto together = static_cast<unsigned>(std::clamp<std::int64_t>(
       kTogether / (std::int64_t{tile.block_m} * tile.cluster), 1, std::max<std::int64_t>(rows, 1)));
-  const std::int64_t tiles = saturating_product(rows, column_tiles(p, tile), choice.splits);
+  const std::int64_t ragged = p.grouping == kRaggedRows ? p.groups : 0;  // at most one more row tile for each
+  const std::int64_t tiles = saturating_product(rows + ragged, column_tiles(p, tile), choice.splits * out_layers);
   if (tiles > INT_MAX) return {TESSERA_UNSUPPORTED, "gemm_dense_sm90: more tiles than one grid can cover"};
   params.order = {static_cast<unsigned>(rows), static_cast<unsigned>(column_tiles(p, tile)), together};
   params.splits = static_cast<unsigned>(choice.splits);
@@ -381,26 +431,36 @@ Status enqueue_main(const Choice& choice, const GemmArgs& args, const GemmView& 
 
 Status enqueue(const Choice& choice, const GemmArgs& args, const engine::Launch& launch) {
   const GemmProblem& p = args.problem;
-  if (p.m == 0 || p.n == 0) return {};
+  if (p.m == 0 || p.n == 0 || (p.op == GemmOp::kGrouped && p.groups == 0)) return {};
   const Parts parts = parts_of(p, choice);
   auto* workspace = static_cast<std::byte*>(launch.workspace);
   std::size_t kernel = 0;
   GemmView a = args.a, b = args.b, gate = args.gate;
   const bool pads = choice.access.pad_a || choice.access.pad_b;
-  const auto pad = [&](GemmView& view, std::size_t at, std::int64_t rows, std::int64_t columns) -> Status {
-    const auto work = pad_work(view, workspace + at, rows, columns);
-    if (!work.ok()) return work.status();
-    view = {workspace + at, padded_stride(columns)};
-    return cuda::launch(*launch.kernels[0], *work, launch.stream);
+  const auto pad = [&](GemmView& view, std::size_t at, std::int64_t rows, std::int64_t columns,
+                       std::int64_t layers) -> Status {
+    const std::int64_t stride = padded_stride(columns);
+    // Layers without gaps between them are one matrix.
+    const bool adjacent = layers > 1 && view.group_stride == rows * view.row_stride;
+    for (std::int64_t layer = 0; layer < (adjacent ? 1 : layers); ++layer) {
+      const GemmView from{static_cast<std::byte*>(view.data) + layer * view.group_stride * 2, view.row_stride};
+      const auto work =
+          pad_work(from, workspace + at + layer * rows * stride * 2, adjacent ? rows * layers : rows, columns);
+      if (!work.ok()) return work.status();
+      if (Status s = cuda::launch(*launch.kernels[0], *work, launch.stream); !s.ok()) return s;
+    }
+    view = {workspace + at, stride, rows * stride};
+    return {};
   };
   if (choice.access.pad_a) {
-    if (Status s = pad(a, parts.a, p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k); !s.ok()) return s;
+    if (Status s = pad(a, parts.a, p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k, layers_of_a(p)); !s.ok())
+      return s;
   }
   if (choice.access.pad_b) {
     const std::int64_t rows = p.b_transposed ? p.k : p.n, columns = p.b_transposed ? p.n : p.k;
-    if (Status s = pad(b, parts.b, rows, columns); !s.ok()) return s;
+    if (Status s = pad(b, parts.b, rows, columns, layers_of_b(p)); !s.ok()) return s;
     if (p.gated) {
-      if (Status s = pad(gate, parts.gate, rows, columns); !s.ok()) return s;
+      if (Status s = pad(gate, parts.gate, rows, columns, layers_of_b(p)); !s.ok()) return s;
     }
   }
   if (pads) ++kernel;
@@ -431,13 +491,16 @@ bool fits(const Choice& choice, const Device& device) {
 
 std::vector<Choice> choices_for(const GemmProblem& p, const Device& device) {
   std::vector<Choice> choices;
-  for (const Tile& tile : tiles_for(p)) {
-    const auto add = [&](int splits) {
-      const Choice choice = choice_of(p, device, tile, splits);
-      if (fits(choice, device)) choices.push_back(choice);
-    };
-    add(1);
-    if (const int splits = splits_of(p, device, tile); splits > 1) add(splits);
+  for (const bool shifts : {true, false}) {
+    if (shifts && !may_shift(p)) continue;
+    for (const Tile& tile : tiles_for(p, shifts)) {
+      const auto add = [&](int splits) {
+        const Choice choice = choice_of(p, device, tile, splits, shifts);
+        if (fits(choice, device)) choices.push_back(choice);
+      };
+      add(1);
+      if (const int splits = splits_of(p, device, tile); splits > 1) add(splits);
+    }
   }
   return choices;
 }
@@ -445,7 +508,7 @@ std::vector<Choice> choices_for(const GemmProblem& p, const Device& device) {
 std::string why_of(const GemmProblem& p, const Choice& choice) {
   const Tile tile = tile_of(choice.main);
   std::string why =
-      format("{} tiles of {} x {}", saturating_product(row_tiles(p, tile) * tile.cluster, column_tiles(p, tile)),
+      format("{}{} tiles of {} x {}", p.grouping == kRaggedRows ? "about " : "", tiles_of(p, tile) * tile.cluster,
              tile.block_m, choice.main.gated ? tile.block_n / 2 : tile.block_n);
   if (choice.splits > 1) why += format(", K in {} parts", choice.splits);
   if (choice.access.shifted != kShiftedNone) {
@@ -530,6 +593,17 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p.gated = p.bias = true;
   p.activation = kSilu;
   list.push_back(p);
+  p = representative(device, 65536, 1408, 2048);
+  p.op = GemmOp::kGrouped;
+  p.grouping = kRaggedRows;
+  p.groups = 64;
+  list.push_back(p);
+  p = representative(device, 1408, 2048, 65536);
+  p.op = GemmOp::kGrouped;
+  p.grouping = kRaggedSums;
+  p.groups = 64;
+  p.a_transposed = p.b_transposed = true;
+  list.push_back(p);
   return list;
 }
 
@@ -537,7 +611,7 @@ std::vector<GemmProblem> representatives(const Device& device) {
 
 Implementation dense_sm90() {
   return {"gemm_dense_sm90",
-          GemmFamily::bit_of(GemmOp::kDense),
+          GemmFamily::bit_of(GemmOp::kDense) | GemmFamily::bit_of(GemmOp::kGrouped),
           {"gemm/dense_sm90.cuh", "gemm/split_reduce.cuh", "gemm/pad_rows.cuh"},
           refuses,
           offers,

@@ -56,6 +56,13 @@ std::string epilogue_text(const GemmProblem& p) {
   return text;
 }
 
+const char* grouping_name(const GemmProblem& p) {
+  return p.grouping == kRaggedRows   ? "ragged rows"
+         : p.grouping == kRaggedSums ? "ragged sums"
+         : p.a_shared                ? "shared a"
+                                     : "batched";
+}
+
 std::string unaligned_text(const GemmProblem& p) {
   std::string text;
   const auto add = [&](const char* name, bool aligned) {
@@ -72,6 +79,7 @@ std::string unaligned_text(const GemmProblem& p) {
 
 std::string GemmFamily::describe(const Problem& p) {
   std::string text = format("{} {} M={} N={} K={}", name_of(p.op), name_of(p.dtype), p.m, p.n, p.k);
+  if (p.op == GemmOp::kGrouped) text += format(" groups={} {}", p.groups, grouping_name(p));
   if (p.out_dtype != p.dtype) text += format(" out {}", name_of(p.out_dtype));
   if (p.a_transposed) text += " A^T";
   if (p.b_transposed) text += " B^T";
@@ -87,6 +95,8 @@ engine::Fields GemmFamily::fields(const Problem& p) {
     if (present) fields.push_back({name, value});
   };
   add("out_dtype", p.out_dtype != p.dtype, std::string(name_of(p.out_dtype)));
+  add("groups", p.op == GemmOp::kGrouped, p.groups);
+  add("grouping", p.op == GemmOp::kGrouped, std::string(grouping_name(p)));
   add("a_transposed", p.a_transposed, true);
   add("b_transposed", p.b_transposed, true);
   add("activation", p.activation != kIdentity, std::string(activation_name(p.activation)));
@@ -123,6 +133,8 @@ std::string GemmFamily::difference(const Problem& planned, const Problem& given)
   compare("M", planned.m, given.m);
   compare("N", planned.n, given.n);
   compare("K", planned.k, given.k);
+  compare("groups", planned.groups, given.groups);
+  compare("grouping", std::string(grouping_name(planned)), std::string(grouping_name(given)));
   compare("A transposed", planned.a_transposed, given.a_transposed);
   compare("B transposed", planned.b_transposed, given.b_transposed);
   compare("activation", std::string(activation_name(planned.activation)),
@@ -157,9 +169,12 @@ int bucket(std::int64_t size) {
 // the width of a tile is chosen for it. many: there are at least as many tiles of 128 x 256 as multiprocessors.
 std::string GemmFamily::tuning_class(const Problem& p, int multiprocessors) {
   constexpr std::int64_t kRows = 128, kColumns = 256;
-  const std::int64_t tiles = saturating_product(ceil_div(p.m, kRows), ceil_div(p.n, kColumns));
+  const std::int64_t layers = out_has_layers(p.grouping) ? p.groups : 1;
+  const std::int64_t tiles = saturating_product(ceil_div(p.m, kRows), ceil_div(p.n, kColumns), layers);
   const std::string unaligned = unaligned_text(p);
-  return format("{} {} {} {}{}{} m2^{} n{} k2^{} {}{}", name_of(p.op), name_of(p.dtype), name_of(p.out_dtype),
+  const std::string groups =
+      p.op == GemmOp::kGrouped ? format(" {} g2^{}", grouping_name(p), bucket(p.groups)) : std::string();
+  return format("{}{} {} {} {}{}{} m2^{} n{} k2^{} {}{}", name_of(p.op), groups, name_of(p.dtype), name_of(p.out_dtype),
                 p.a_transposed ? 't' : 'n', p.b_transposed ? 't' : 'n', epilogue_text(p), bucket(p.m), p.n, bucket(p.k),
                 tiles >= multiprocessors ? "many" : "few", unaligned.empty() ? "" : " unaligned " + unaligned);
 }

@@ -11,13 +11,13 @@ std::optional<std::string> gpu_refuses(const GemmProblem& p, const Device& devic
   if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
   if (p.dtype == DType::kFloat32) return "takes fp16 and bf16, not fp32";
   if (p.dtype == DType::kBFloat16 && device.compute < 80) return "bf16 needs sm_80 or newer";
-  if (p.m > kEnd || p.n > kEnd || p.k > kEnd) return "M, N and K are below 2^31 - 1024";
+  if (p.m > kEnd || p.n > kEnd || p.k > kEnd || p.groups > kEnd) return "M, N, K and groups are below 2^31 - 1024";
   return std::nullopt;
 }
 
 GemmEpilogueParams epilogue_params(const GemmArgs& args) {
-  return {args.bias.data,           args.gate_bias.data, matrix_of(args.saved), matrix_of(args.preactivation),
-          matrix_of(args.residual), matrix_of(args.out)};
+  return {args.bias.data,        args.gate_bias.data,           args.bias.group_stride,   args.gate_bias.group_stride,
+          matrix_of(args.saved), matrix_of(args.preactivation), matrix_of(args.residual), matrix_of(args.out)};
 }
 
 std::size_t partial_bytes(const GemmProblem& p, int splits) {
@@ -38,6 +38,13 @@ std::string epilogue_suffix(const GemmEpilogueConfig& c) {
   if (c.preactivation) text += "_preactivation";
   if (c.residual) text += "_residual";
   return text;
+}
+
+const char* grouping_suffix(int grouping) {
+  return grouping == kBatched      ? "_batched"
+         : grouping == kRaggedRows ? "_ragged_rows"
+         : grouping == kRaggedSums ? "_ragged_sums"
+                                   : "";
 }
 
 GemmProblem representative(const Device& device, std::int64_t m, std::int64_t n, std::int64_t k) {

@@ -1,6 +1,7 @@
 // What the GPU kernels' host files share: refusals, the epilogue's part of Config and Params, partial sums.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -30,7 +31,7 @@ void set_epilogue(const GemmProblem& p, Config& config) {
 }
 
 GemmEpilogueParams epilogue_params(const GemmArgs& args);
-inline GemmMatrix matrix_of(const GemmView& view) { return {view.data, view.row_stride}; }
+inline GemmMatrix matrix_of(const GemmView& view) { return {view.data, view.row_stride, view.group_stride}; }
 
 // Partial sums of a split product: [splits, M, stride] fp32, rows at multiples of 16 bytes.
 inline std::int64_t partial_stride(const GemmProblem& p) { return ceil_div(p.n, 4) * 4; }
@@ -44,6 +45,14 @@ double step_time(double bytes);
 
 // "silu_bias": the epilogue in an instance's name, with an underscore before it; empty if there is none.
 std::string epilogue_suffix(const GemmEpilogueConfig& config);
+
+// "_ragged_rows": the grouping in an instance's name.
+const char* grouping_suffix(int grouping);
+
+// By which K is divided on average.
+inline std::int64_t groups_of_terms(const GemmProblem& p) {
+  return p.grouping == kRaggedSums ? std::max<std::int64_t>(p.groups, 1) : 1;
+}
 
 // A representative problem for the compile gate, in the most common type on the device.
 GemmProblem representative(const Device& device, std::int64_t m, std::int64_t n, std::int64_t k);

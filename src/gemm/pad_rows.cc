@@ -41,7 +41,7 @@ Result<cuda::Work<GemmPadRowsParams>> pad_work(const GemmView& from, void* to, s
   if (blocks > INT_MAX) return Status(TESSERA_UNSUPPORTED, "gemm_pad_rows: more rows than one grid can cover");
   cuda::Work<GemmPadRowsParams> work = {};
   work.params.from = matrix_of(from);
-  work.params.to = {to, padded_stride(columns)};
+  work.params.to = {to, padded_stride(columns), 0};
   work.params.rows = rows;
   work.params.columns = static_cast<int>(columns);
   work.params.row_chunks = static_cast<unsigned>(chunks);

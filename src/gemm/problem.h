@@ -6,12 +6,13 @@
 
 #include "base/dtype.h"
 #include "gemm/epilogue.h"
+#include "gemm/groups.h"
 
 namespace tessera {
 
-enum class GemmOp : std::uint8_t { kDense };
+enum class GemmOp : std::uint8_t { kDense, kGrouped };
 
-constexpr const char* name_of(GemmOp) { return "gemm_dense"; }
+constexpr const char* name_of(GemmOp op) { return op == GemmOp::kDense ? "gemm_dense" : "gemm_grouped"; }
 
 // out = epilogue(A B), with A [M, K] and B [K, N]; gemm/epilogue.h says what an epilogue is.
 struct GemmProblem {
@@ -24,6 +25,11 @@ struct GemmProblem {
   std::int64_t k = 0;
   bool a_transposed = false;  // a is stored as [K, M]
   bool b_transposed = false;  // b, and the gate, are stored as [K, N], else as [N, K]
+
+  // kGrouped: M, or K, of all groups together if that is what is ragged, else of one.
+  int grouping = kUngrouped;
+  std::int64_t groups = 0;
+  bool a_shared = false;  // kBatched: all groups have the same a
 
   int activation = kIdentity;
   bool bias = false;
@@ -44,19 +50,21 @@ struct GemmProblem {
 
 const char* activation_name(int activation);  // "none", "relu", ...
 
-// A vector or a row-major matrix with a contiguous last dim; the stride counts elements.
+// A vector or a row-major matrix with a contiguous last dim, or one per group; strides count elements.
 struct GemmView {
   void* data = nullptr;
   std::int64_t row_stride = 0;
+  std::int64_t group_stride = 0;
 };
 
 struct GemmArgs {
   GemmProblem problem;
-  GemmView a, b, gate;       // read
-  GemmView out;              // written
-  GemmView bias, gate_bias;  // read; null if not given, as are the following
-  GemmView saved, residual;  // read
-  GemmView preactivation;    // written
+  GemmView a, b, gate;                    // read
+  GemmView out;                           // written
+  GemmView bias, gate_bias;               // read; null if not given, as are the following
+  GemmView saved, residual;               // read
+  GemmView preactivation;                 // written
+  const std::int32_t* offsets = nullptr;  // [groups + 1], read; null if groups are not ragged
 };
 
 }  // namespace tessera

@@ -38,6 +38,8 @@ struct Nvrtc {
   NvrtcResult (*cubin)(Program, char*) = nullptr;
   NvrtcResult (*ptx_size)(Program, std::size_t*) = nullptr;
   NvrtcResult (*ptx)(Program, char*) = nullptr;
+  NvrtcResult (*arch_count)(int*) = nullptr;  // this and the next may be absent
+  NvrtcResult (*archs)(int*) = nullptr;
   int major = 0;
   int minor = 0;
 
@@ -93,11 +95,21 @@ Result<Nvrtc> open(const std::string& path) {
   if (!complete || nvrtc.version(&nvrtc.major, &nvrtc.minor) != kSuccess) {
     return Status(TESSERA_COMPILE_FAILED, "not an NVRTC that emits cubins");
   }
+  resolve(library, "nvrtcGetNumSupportedArchs", nvrtc.arch_count);
+  resolve(library, "nvrtcGetSupportedArchs", nvrtc.archs);
   if (nvrtc.version_number() < kOldest) {
     return Status(TESSERA_COMPILE_FAILED,
                   format("version {}.{}; {} or newer is needed", nvrtc.major, nvrtc.minor, version_text(kOldest)));
   }
   return nvrtc;
+}
+
+std::vector<int> archs_of(const Nvrtc& nvrtc) {
+  int count = 0;
+  const bool says = nvrtc.arch_count != nullptr && nvrtc.archs != nullptr && nvrtc.arch_count(&count) == kSuccess;
+  std::vector<int> archs(static_cast<std::size_t>(says ? std::max(count, 0) : 0));
+  if (!archs.empty() && nvrtc.archs(archs.data()) != kSuccess) archs.clear();
+  return archs;
 }
 
 // The file that dlopen found; for the loader's names that is not what was asked for.
@@ -178,7 +190,8 @@ Searched run_search(std::vector<NvrtcPlace> places, int driver, bool ptx) {
                  result.nvrtc.minor,
                  build_id(reinterpret_cast<const void*>(result.nvrtc.version)),
                  fits,
-                 ""};
+                 "",
+                 archs_of(result.nvrtc)};
   if (!fits) {
     info.note =
         format("{}. {}", misfit(place.version, driver, ptx), advice(driver, ptx, place.reason == "TESSERA_NVRTC"));

@@ -43,9 +43,10 @@ struct NvrtcInfo {
   std::string reason;  // of the place
   int major = 0;
   int minor = 0;
-  std::string build;  // tells builds of one version apart (build_id.h)
-  bool fits = true;   // the driver loads what it emits
-  std::string note;   // if it does not fit: why, and what to do about it
+  std::string build;            // tells builds of one version apart (build_id.h)
+  bool fits = true;             // the driver loads what it emits
+  std::string note;             // if it does not fit: why, and what to do about it
+  std::vector<int> archs = {};  // what it compiles for: 75, 80, ...; empty: it did not say
 
   int version() const { return 1000 * major + 10 * minor; }
 };

@@ -156,7 +156,7 @@ struct Fuzzer {
     const auto op = static_cast<tessera_attention_op>(random.one_in(200) ? 7 : random.below(3));
     const bool decode = op == TESSERA_ATTENTION_DECODE;
     const bool backward = op == TESSERA_ATTENTION_BACKWARD;
-    const bool varlen = !decode && random.one_in(3);
+    const bool varlen = random.one_in(3);
     const bool paged = decode && random.one_in(2);
     const tessera_dtype dtype = random.pick(kDtypes);
     const auto small = [&](int most) { return static_cast<std::int64_t>(random.below(most + 1)); };
@@ -174,7 +174,7 @@ struct Fuzzer {
     const auto cache_shape = [&](std::int64_t dim) {
       if (paged) return std::vector<std::int64_t>{num_pages, page_size, hkv, dim};
       if (cache_rows >= 0) return std::vector<std::int64_t>{cache_rows, sk, hkv, dim};
-      return shape(sk, hkv, dim);
+      return decode ? std::vector<std::int64_t>{batch, sk, hkv, dim} : shape(sk, hkv, dim);
     };
     const auto rows = varlen ? std::vector<std::int64_t>{hq, sq} : std::vector<std::int64_t>{batch, hq, sq};
 
@@ -208,12 +208,14 @@ struct Fuzzer {
     }
     if (varlen) {
       give(&tessera_attention::cu_seqlens_q, cu_q, i32, {batch + 1});
-      give(&tessera_attention::cu_seqlens_k, cu_k, i32, {batch + 1});
       lengths(cu_q, batch + 1, sq);
+    }
+    if (varlen && (!decode || random.one_in(100))) {
+      give(&tessera_attention::cu_seqlens_k, cu_k, i32, {batch + 1});
       lengths(cu_k, batch + 1, sk);
     }
     const std::int64_t capacity = paged ? table * page_size : sk;
-    const bool appends = decode && random.one_in(2);
+    const bool appends = decode && (varlen ? random.one_in(50) : random.one_in(2));
     const std::int64_t sn = appends ? small(static_cast<int>(std::min<std::int64_t>(capacity, 4))) : 0;
     if (decode && (appends || random.one_in(2))) {
       give(&tessera_attention::cache_seqlens, cache, i32, {batch});
@@ -262,6 +264,9 @@ struct Fuzzer {
                                                                        : random.below(3));
     if (random.one_in(3)) args.window_left = small(8) - (random.one_in(50) ? 4 : 0);
     if (random.one_in(3)) args.window_right = random.one_in(20) ? std::numeric_limits<std::int64_t>::max() : small(8);
+    if (random.one_in(6))
+      args.attention_chunk =
+          random.one_in(20) ? std::numeric_limits<std::int64_t>::max() : small(12) - (random.one_in(50) ? 4 : 0);
     constexpr float kScales[] = {0.0f, 0.5f, -1.0f, 1e4f, NAN, INFINITY};
     if (random.one_in(5)) args.scale = random.pick(kScales);
     if (random.one_in(5)) args.softcap = random.one_in(20) ? -1.0f : 2.0f;

@@ -93,6 +93,8 @@ const BadInput kBadInputs[] = {
     {"output_onto_itself", square, [](Call& c) { c["out"].stride(1) = 0; }, "out is written"},
     {"window_left_below_minus_one", square, [](Call& c) { c.args.window_left = -2; }, "window_left is -2"},
     {"window_right_below_minus_one", square, [](Call& c) { c.args.window_right = -9; }, "window_right is -9"},
+    {"negative_chunk", square, [](Call& c) { c.args.attention_chunk = -1; }, "attention_chunk is -1"},
+    {"chunk_without_alignment", rectangular, [](Call& c) { c.args.attention_chunk = 4; }, "alignment"},
     {"nan_scale", square, [](Call& c) { c.args.scale = std::nanf(""); }, "scale is nan"},
     {"infinite_scale", square, [](Call& c) { c.args.scale = INFINITY; }, "scale is inf"},
     {"negative_softcap", square, [](Call& c) { c.args.softcap = -1; }, "softcap is -1"},
@@ -137,6 +139,7 @@ const BadInput kBadInputs[] = {
        c.set("cache_seqlens", {-1, 3});
      },
      "cache_seqlens[0] is -1"},
+    {"chunk_in_backward", backward_call, [](Call& c) { c.args.attention_chunk = 4; }, "attention_chunk is 4"},
     {"top_left_decode", decode_call, [](Call& c) { c.args.alignment = TESSERA_ALIGN_TOP_LEFT; }, "alignment"},
     {"page_past_the_end", paged_call,
      [](Call& c) {
@@ -150,6 +153,8 @@ const BadInput kBadInputs[] = {
      "page_table[0, 1] is -1"},
     {"page_table_of_other_batch", paged_call, [](Call& c) { c["page_table"].shape(0) = 1; }, "page_table has rows = 1"},
     {"k_new_alone", append_call, [](Call& c) { c.args.v_new = nullptr; }, "v_new is null, but k_new is given"},
+    {"append_with_packed_queries", append_call, [](Call& c) { c.args.cu_seqlens_q = c.args.cache_seqlens; },
+     "k_new and cu_seqlens_q are both given"},
     {"v_new_alone", append_call, [](Call& c) { c.args.k_new = nullptr; }, "k_new is null, but v_new is given"},
     {"append_without_lengths", append_call, [](Call& c) { c.args.cache_seqlens = nullptr; }, "cache_seqlens is null"},
     {"append_in_forward", square, [](Call& c) { c.args.k_new = c.args.v_new = c.args.k; }, "k_new is given"},
@@ -240,11 +245,7 @@ const BadInput kBadInputs[] = {
     {"cache_rows_and_pages", paged_call, [](Call& c) { c.args.cache_batch_idx = c.args.cache_seqlens; },
      "cache_batch_idx and page_table"},
     {"cache_of_other_batch", append_call, [](Call& c) { c.args.cache_batch_idx = nullptr; }, "k has batch = 3"},
-    {"negative_left_padding", append_call,
-     [](Call& c) {
-       c.set("leftpad_k", {0, -4});
-     },
-     "leftpad_k[1] is -4"},
+    {"negative_left_padding", append_call, [](Call& c) { c.set("leftpad_k", {0, -4}); }, "leftpad_k[1] is -4"},
     {"left_padding_of_other_count", append_call, [](Call& c) { c["leftpad_k"].shape(0) = 1; },
      "leftpad_k has entries = 1"},
     {"status_of_other_count", append_call, [](Call& c) { c["status"].shape(0) = 1; }, "status has entries = 1"},

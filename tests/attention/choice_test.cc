@@ -20,6 +20,10 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
+    {"sm_90a", "--op decode --sq 512 --sk 8192 --hq 32 --hkv 8 --d 128 --causal",
+     "attention_forward_sm90_bf16_d128x128_192x80_masked_cache"},
+    {"sm_90a", "--op decode --sq 2048 --sk 32768 --hq 32 --hkv 8 --d 128 --causal --page-size 64",
+     "attention_forward_bf16_d128x128_64x64w4_masked_paged"},
     {"sm_90a", "--b 2 --sq 8192 --hq 16 --d 64", "attention_forward_sm90_bf16_d64x64_192x128"},
     {"sm_90a", "--b 2 --sq 8192 --hq 16 --d 64 --causal", "attention_forward_sm90_bf16_d64x64_192x128_masked_dynamic"},
     {"sm_90a", "--b 2 --sq 8192 --hq 16 --d 80", "attention_forward_sm90_bf16_d80x80_192x112"},
@@ -99,7 +103,11 @@ constexpr Row kRows[] = {
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 4096 --d 192 --dv 128 --causal",
      "attention_backward_wide_sm90_bf16_d192x128_64x64_masked"},
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 4096 --d 256 --deterministic",
-     "attention_backward_bf16_d256x256_64x64w8_no_dq"},
+     "attention_backward_wide_sm90_bf16_d256x256_64x64_deterministic"},
+    {"sm_90a", "--op backward --b 1 --hq 32 --hkv 8 --sq 2048 --d 128 --causal",
+     "attention_backward_sm90_bf16_d128x128_64x128_masked_split"},
+    {"sm_90a", "--op backward --b 8 --hq 32 --hkv 8 --sq 2048 --d 128 --causal",
+     "attention_backward_sm90_bf16_d128x128_64x128_masked"},
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 4096 --d 128 --softcap 30",
      "attention_backward_bf16_d128x128_64x128w8_score_mod"},
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 8192 --d 64 --causal --deterministic",
@@ -141,7 +149,7 @@ constexpr Row kRows[] = {
     {"sm_90a", "--op decode --b 16 --sq 1 --sk 8192 --hq 32 --hkv 8 --d 64",
      "attention_decode_bf16_d64x64_k128w1x4_s3c2"},
     {"sm_90a", "--op decode --b 16 --sq 1 --sk 8192 --hq 32 --hkv 8 --d 128 --page-size 16",
-     "attention_decode_bf16_d128x128_k64w1x4_s3c2_paged"},
+     "attention_decode_bf16_d128x128_k64w1x4_s3c2_tma16_paged"},
     {"sm_90a", "--op decode --b 16 --sq 16 --sk 8192 --hq 32 --hkv 8 --d 128",
      "attention_decode_bf16_d128x128_k16w4x1_s3c2"},
     {"sm_90a", "--op decode --b 16 --sq 1 --sk 8192 --hq 32 --hkv 8 --d 128 --softcap 30",

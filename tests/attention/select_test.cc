@@ -103,7 +103,8 @@ TEST(AttentionSelect, every_head_dim_mask_and_mode_has_tiles_that_fit_every_gpu)
                 }
                 if (const auto wide = main_of<AttentionBackwardWideSm90Config>(c)) {
                   EXPECT_LE(backward_wide_sm90_layout(*wide).bytes, gpu.shared_memory_per_block) << config;
-                  EXPECT_TRUE(dim > 128 && vectors && !deterministic && softcap == 0) << config;
+                  EXPECT_TRUE(dim > 128 && vectors && softcap == 0) << config;
+                  EXPECT_EQ(wide->deterministic, deterministic) << config;
                   continue;
                 }
                 const auto main = main_of<AttentionBackwardConfig>(c);
@@ -188,6 +189,7 @@ TEST(AttentionSelect, a_backward_s_workspace_is_linear_in_the_sequence) {
   const Device gpu = *cuda_device("sm_90a");
   const auto bytes = [&](std::int64_t seq, bool deterministic) {
     AttentionProblem p = problem(AttentionOp::kBackward, seq, 80);
+    p.heads_kv = p.heads_q;  // else dK and dV may have sums, too
     p.deterministic = deterministic;
     return chosen(p, gpu).offer.workspace;
   };
@@ -255,11 +257,13 @@ TEST(DecodeSelect, every_head_dim_number_of_rows_and_mode_has_tiles_that_fit_eve
                   << text_of(engine::explain<AttentionFamily>(p, gpu, selection));
               for (const Candidate& c : selection.candidates) {
                 const std::string config = gpu.name + " " + text_of(c.offer.config);
-                const auto main = main_of<AttentionDecodeConfig>(c);
-                ASSERT_TRUE(main) << config;
-                EXPECT_LE(decode_shared_bytes(*main), gpu.shared_memory_per_block) << config;
-                EXPECT_TRUE(main->cluster == 1 || gpu.compute >= 90) << config;
-                EXPECT_TRUE(main->stages == 1 || (gpu.compute >= 80 && vectors)) << "cp.async: " << config;
+                if (const auto main = main_of<AttentionDecodeConfig>(c)) {
+                  EXPECT_LE(decode_shared_bytes(*main), gpu.shared_memory_per_block) << config;
+                  EXPECT_TRUE(main->cluster == 1 || gpu.compute >= 90) << config;
+                  EXPECT_TRUE(main->stages == 1 || (gpu.compute >= 80 && vectors)) << "cp.async: " << config;
+                } else {
+                  EXPECT_EQ(queries, 100) << "few queries are decode's: " << config;
+                }
                 const auto recipe = c.implementation->recipe(p, gpu, c.offer.config);
                 ASSERT_TRUE(recipe) << config;
                 EXPECT_EQ(recipe->workspace, c.offer.workspace) << config;
@@ -269,6 +273,28 @@ TEST(DecodeSelect, every_head_dim_number_of_rows_and_mode_has_tiles_that_fit_eve
         }
       }
     }
+  }
+}
+
+TEST(DecodeSelect, many_queries_go_to_the_forward_kernels) {
+  for (const Device& gpu : gpus()) {
+    AttentionProblem p = decode_problem(2, 8192, 128);
+    p.dtype = DType::kFloat16;
+    p.seq_q = 1024;
+    p.causal = true;
+    const auto chosen = [&] { return std::string(select(p, gpu).candidates.front().implementation->name); };
+    const std::string best = gpu.specific && gpu.compute == 90 ? "attention_forward_sm90" : "attention_forward";
+    EXPECT_EQ(chosen(), best) << gpu.name;
+    p.paged = true;
+    p.page_size = 16;
+    EXPECT_EQ(chosen(), "attention_forward") << gpu.name;
+    p.batch_invariant = true;
+    EXPECT_EQ(chosen(), "attention_decode") << gpu.name;
+    p.batch_invariant = false;
+    p.varlen = true;  // packed queries, few of them too
+    p.seq_q = 4;
+    p.total_q = 7;
+    EXPECT_EQ(chosen(), "attention_forward") << gpu.name;
   }
 }
 
@@ -293,8 +319,10 @@ TEST(DecodeSelect, says_why_it_does_not_serve) {
   EXPECT_EQ(reason(hopper, [](auto& p) { p.seq_k = 1 << 30; }), "sequences are shorter than 2^30");
   const std::string grid = "more rows than one grid can cover";
   EXPECT_EQ(reason(hopper, [](auto& p) { p.batch = std::int64_t{1} << 31; }), grid);
-  EXPECT_EQ(reason(hopper, [](auto& p) { p.batch = 1 << 28; }), grid) << "times eight key heads";
-  EXPECT_EQ(reason(hopper, [](auto& p) { p.batch = (1 << 28) - 1; }), "");
+  // 16 tiles and the end of each of eight key heads of each sequence are counted in 31 bits.
+  const std::int64_t most = INT_MAX / ((16 + 1) * 8);
+  EXPECT_EQ(reason(hopper, [&](auto& p) { p.batch = most + 1; }), grid);
+  EXPECT_EQ(reason(hopper, [&](auto& p) { p.batch = most; }), "");
   EXPECT_EQ(reason(hopper, [](auto& p) { p.heads_q = std::int64_t{1} << 32; }), grid);
   EXPECT_EQ(reason(hopper, [](auto& p) { p.seq_q = (1 << 30) - 1; }), grid) << "times four heads";
   EXPECT_EQ(reason(hopper, [](auto& p) { p.seq_new = std::int64_t{1} << 31; }), grid);
@@ -316,7 +344,7 @@ TEST(DecodeSelect, clusters_leave_no_partial_results_and_are_for_few_sequences) 
   EXPECT_GT(shared.offer.workspace, 0U);
   EXPECT_EQ(shared.implementation->recipe(many, hopper, shared.offer.config)->steps.size(), 2U) << "and its combine";
   EXPECT_EQ(config_of(few, *cuda_device("sm_89")).cluster, 1);
-  // Partial results are of a grid that fills the GPU once, however many sequences there are.
+  // Partial results are of a grid that fills the GPU twice, however many sequences there are.
   EXPECT_EQ(chosen(decode_problem(1024, 65536, 128), hopper).offer.workspace, shared.offer.workspace);
   // Nothing to combine: every cache is one tile.
   const AttentionProblem tiny = decode_problem(64, 16, 128);

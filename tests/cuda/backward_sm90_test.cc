@@ -187,7 +187,7 @@ TEST(BackwardSm90, a_cta_walks_over_just_the_tiles_of_queries_that_see_one_of_it
   for (const auto& [len_q, len_k] : lengths) {
     for (const Mask& mask : masks) {
       const auto edge = [](std::int64_t window) { return window < 0 ? kUnbounded : static_cast<int>(window); };
-      const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right};
+      const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right, 0};
       for (int first_k = 0; first_k < len_k; first_k += kBlockK) {
         const int last_k = std::min(first_k + kBlockK, len_k) - 1;
         const QueryTiles tiles =
@@ -222,6 +222,52 @@ TEST(BackwardSm90, heads_that_are_worked_on_together_fit_the_cache_in_equal_grou
   EXPECT_EQ(backward_sm90_work(args, config_for(128, 128))->params.together.by, 1U);
 }
 
+TEST(BackwardSm90, parts_of_a_group_cover_its_query_heads_once) {
+  AttentionArgs args = args_for(128, 128, false);
+  args.problem.batch = 2;
+  AttentionBackwardSm90Config config = config_for(128, 128);
+  config.splits_group = true;
+  for (const int group : {2, 3, 7, 8, 32}) {
+    args.problem.heads_kv = 3;
+    args.problem.heads_q = 3 * group;
+    for (int part_heads = 1; part_heads < group; ++part_heads) {
+      const auto work = backward_sm90_work(args, config, part_heads);
+      ASSERT_TRUE(work.ok());
+      const AttentionBackwardSm90Params& params = work->params;
+      const int parts = static_cast<int>(params.by_parts.by);
+      EXPECT_EQ(params.part_heads, static_cast<unsigned>(part_heads));
+      EXPECT_GE(parts * part_heads, group);
+      EXPECT_LT((parts - 1) * part_heads, group);  // no part is empty
+      EXPECT_EQ(params.columns, 2U * 3U * static_cast<unsigned>(parts));
+      EXPECT_EQ(params.by_heads.by, 3U * static_cast<unsigned>(parts));
+      EXPECT_EQ(work->grid.x, params.columns * params.k_tiles);
+    }
+  }
+}
+
+TEST(BackwardSm90, groups_are_divided_if_that_fills_the_gpu_better) {
+  const Device hopper = *cuda_device("sm_90a");
+  const auto splits = [&](std::int64_t batch, std::int64_t seq, std::int64_t heads_q, std::int64_t heads_kv,
+                          bool deterministic = false) {
+    AttentionProblem problem = args_for(128, 128, false).problem;
+    problem.batch = batch;
+    problem.seq_q = problem.seq_k = seq;
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    problem.causal = true;
+    problem.deterministic = deterministic;
+    const auto selection = selected(problem, hopper);
+    const auto& best = selection.candidates.front();
+    EXPECT_EQ(best.implementation->name, std::string("attention_backward_sm90"));
+    return best.offer.why.find("dK and dV summed") != std::string::npos;
+  };
+  EXPECT_TRUE(splits(1, 4096, 32, 1));  // 32 CTAs for 132 SMs
+  EXPECT_TRUE(splits(1, 2048, 32, 8));  // 128, of which the first takes twice the mean
+  EXPECT_FALSE(splits(1, 2048, 32, 8, true));
+  EXPECT_FALSE(splits(8, 2048, 32, 8));  // 1024
+  EXPECT_FALSE(splits(8, 2048, 32, 32));
+}
+
 TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v) {
   struct Expected {
     int dim, accumulators;
@@ -244,24 +290,25 @@ TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v)
 
 // A turn that no CTA takes, or that two take, would make the others wait for ever.
 TEST(BackwardSm90, the_key_tiles_of_a_query_tile_take_turns_in_the_order_in_which_they_are_scheduled) {
-  constexpr int kBlockQ = 64, kBlockK = 128;
-  const int lengths[][2] = {{1, 1}, {64, 128}, {65, 200}, {300, 900}, {900, 300}, {700, 129}};
+  constexpr int kBlockQ = 64;
+  const int cases[][3] = {{1, 1, 128},     {64, 128, 128}, {65, 200, 128}, {300, 900, 128}, {900, 300, 128},
+                          {700, 129, 128}, {300, 900, 64}, {700, 129, 64}};  // len_q, len_k, keys of a tile
   const Mask masks[] = {{false, false, -1, -1}, {true, false, -1, -1}, {true, true, -1, -1},   {false, false, 17, 5},
                         {false, true, 0, 300},  {true, true, 100, -1}, {false, false, 200, -1}};
-  for (const auto& [len_q, len_k] : lengths) {
+  for (const auto& [len_q, len_k, block_k] : cases) {
     for (const Mask& mask : masks) {
       const auto edge = [](std::int64_t window) { return window < 0 ? kUnbounded : static_cast<int>(window); };
-      const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right};
+      const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right, 0};
       const int offset = band.position_offset(len_q, len_k);
       std::map<int, std::vector<unsigned>> turns;  // of a query tile, in scheduling order
-      const int k_tiles = (len_k + kBlockK - 1) / kBlockK;
+      const int k_tiles = (len_k + block_k - 1) / block_k;
       for (int cta = 0; cta < k_tiles; ++cta) {
         const int tile = comes_in_reverse(band) ? k_tiles - 1 - cta : cta;
-        const int last_k = std::min((tile + 1) * kBlockK, len_k) - 1;
-        const QueryTiles tiles = query_tiles(band, offset, tile * kBlockK, last_k, len_q, kBlockQ);
+        const int last_k = std::min((tile + 1) * block_k, len_k) - 1;
+        const QueryTiles tiles = query_tiles(band, offset, tile * block_k, last_k, len_q, kBlockQ);
         for (int i = 0; i < tiles.count; ++i) {
           const int query_tile = tiles.first + i;
-          turns[query_tile].push_back(turn_of(band, offset, tile, query_tile, len_q, len_k, kBlockQ, kBlockK));
+          turns[query_tile].push_back(turn_of(band, offset, tile, query_tile, len_q, len_k, kBlockQ, block_k));
         }
       }
       for (const auto& [query_tile, list] : turns) {

@@ -1,5 +1,7 @@
 #include "cuda/device.h"
 
+#include <thread>
+
 #include "attention/backward_preprocess.h"
 #include "cuda/code_arch.h"
 #include "cuda/kernel.h"
@@ -88,11 +90,12 @@ TEST(CodeArch, an_arch_that_is_unknown_or_newer_than_the_device_is_refused_with_
   }
 }
 
-TEST(CodeArch, the_choice_holds_for_the_process_until_taken_back) {
+TEST(CodeArch, the_choice_holds_for_the_thread_until_taken_back) {
   const DeviceInfo hopper = some_device(9, 0, 227 * 1024);
   set_code_arch(*code_arch_for(hopper, "sm_75"));
   EXPECT_EQ(code_arch_of(hopper)->target, (jit::Target{"sm_75", true}));
   EXPECT_EQ(code_arch_of(hopper)->compute, 75);
+  std::thread([&] { EXPECT_TRUE(code_arch_of(hopper)->own); }).join();
   set_code_arch(*code_arch_for(hopper, "native"));
   EXPECT_EQ(code_arch_of(hopper)->target, (jit::Target{"sm_90a", false}));
 }

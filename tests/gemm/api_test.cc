@@ -155,6 +155,99 @@ TEST(Api, refuses_with_a_message_that_names_the_argument_and_writes_nothing) {
   }
 }
 
+// Rows 0 and 1 of a, then row 2, in two groups; the third is empty.
+struct Groups {
+  std::vector<float> a{1, 2, 3, 4, 5, 6, 7, 8}, b{1, 0, 0, 1, 1, 1, 1, -1, 9, 9, 9, 9}, out = std::vector<float>(8, -1);
+  std::vector<float> sums = std::vector<float>(12, -1);
+  std::vector<std::int32_t> offsets{0, 2, 3, 3};
+
+  Gemm args() {
+    Gemm g;
+    g.a = {a.data(), kFloat32, {4, 2}};
+    g.b = {b.data(), kFloat32, {3, 2, 2}};
+    g.out = {out.data(), kFloat32, {4, 2}};
+    g.offsets = {offsets.data(), kInt32, {4}};
+    return g;
+  }
+};
+
+TEST(Api, groups_of_rows_and_rows_of_no_group) {
+  Groups s;
+  gemm_grouped(s.args());
+  EXPECT_EQ(s.out, (std::vector<float>{1, 2, 3, 4, 11, -1, -1, -1}));
+  s.out.assign(8, -1);
+  const GemmPlan plan(s.args(), TESSERA_GEMM_GROUPED);
+  std::vector<std::byte> workspace(plan.workspace());
+  plan.run(s.args(), workspace.data(), workspace.size());
+  EXPECT_EQ(s.out, (std::vector<float>{1, 2, 3, 4, 11, -1, -1, -1}));
+}
+
+TEST(Api, groups_of_terms) {
+  Groups s;
+  Gemm g = s.args();
+  g.b = g.a;
+  g.a_transposed = g.b_transposed = true;
+  g.out = {s.sums.data(), kFloat32, {3, 2, 2}};
+  gemm_grouped(g);
+  EXPECT_EQ(s.sums, (std::vector<float>{10, 14, 14, 20, 25, 30, 30, 36, 0, 0, 0, 0}));
+}
+
+TEST(Api, groups_that_share_their_rows) {
+  Groups s;
+  Gemm g = s.args();
+  g.offsets = {};
+  g.a = {s.a.data(), kFloat32, {1, 2}};
+  g.out = {s.sums.data(), kFloat32, {3, 1, 2}};
+  gemm_grouped(g);
+  EXPECT_EQ(std::vector<float>(s.sums.begin(), s.sums.begin() + 6), (std::vector<float>{1, 2, 3, -1, 27, 27}));
+}
+
+TEST(Api, refuses_groups_that_are_not_what_the_contract_says) {
+  const struct {
+    std::function<void(Groups&, Gemm&)> spoil;
+    const char* names;
+  } bad[] = {
+      {[](Groups& s, Gemm&) { s.offsets[1] = 4; }, "offsets[2] is 3; 4 to 4 is accepted"},
+      {[](Groups& s, Gemm&) { s.offsets[0] = 1; }, "offsets[0] is 1"},
+      {[](Groups& s, Gemm&) { s.offsets[3] = 5; }, "offsets[3] is 5; 3 to 4 is accepted"},
+      {[](Groups& s, Gemm& g) {
+         g.offsets = {s.offsets.data(), kInt32, {3}};
+       },
+       "offsets has length 3, but b has 3 groups"},
+      {[](Groups& s, Gemm& g) {
+         g.offsets = {s.a.data(), kFloat32, {4}};
+       },
+       "offsets"},
+      {[](Groups&, Gemm& g) { g.a_transposed = true; }, "offsets divide the rows of a"},
+      {[](Groups& s, Gemm& g) {
+         g.b = {s.b.data(), kFloat32, {2, 2}};
+       },
+       "offsets divide K"},
+      {[](Groups& s, Gemm& g) {
+         g.out = {s.out.data(), kFloat32, {1, 4, 2}};
+       },
+       "out has 3 dims; 2 are accepted if offsets divide the rows of a"},
+      {[](Groups& s, Gemm& g) {
+         g.bias = {s.a.data(), kFloat32, {2, 2}};
+       },
+       "bias has size = 2 in dim 0, but there are 3 groups"},
+  };
+  for (const auto& one : bad) {
+    Groups s;
+    Gemm g = s.args();
+    one.spoil(s, g);
+    const detail::LoweredGemm held(g);
+    EXPECT_EQ(tessera_gemm_run(TESSERA_GEMM_GROUPED, held.get(), nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT)
+        << one.names;
+    EXPECT_NE(std::string(tessera_last_error()).find(one.names), std::string::npos) << tessera_last_error();
+    EXPECT_EQ(s.out, std::vector<float>(8, -1)) << one.names;
+  }
+  Groups s;
+  const Gemm g = s.args();
+  const detail::LoweredGemm held(g);
+  EXPECT_EQ(tessera_gemm_run(TESSERA_GEMM_DENSE, held.get(), nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+}
+
 TEST(Api, refuses_unknown_ops_flags_and_sizes_of_the_struct) {
   Small s;
   Gemm g = s.args();

@@ -65,8 +65,13 @@ TEST(Gate, a_spill_fails) {
 
 TEST(Gate, dynamic_shared_memory_over_the_archs_limit_fails) {
   REQUIRE_NVRTC();
-  for (const auto& [arch, limit] :
-       {std::pair{"sm_75", 64}, {"sm_80", 163}, {"sm_86", 99}, {"sm_89", 99}, {"sm_90a", 227}}) {
+  for (const auto& [arch, limit] : {std::pair{"sm_75", 64},
+                                    {"sm_80", 163},
+                                    {"sm_86", 99},
+                                    {"sm_89", 99},
+                                    {"sm_90a", 227},
+                                    {"sm_100", 227},
+                                    {"sm_120", 99}}) {
     EXPECT_TRUE(row_of(request_for(arch, kHarmless, 128, 0, limit * 1024)).passed()) << arch;
     const GateRow row = row_of(request_for(arch, kHarmless, 128, 0, limit * 1024 + 1));
     EXPECT_FALSE(row.passed()) << arch;
@@ -113,6 +118,22 @@ TEST(Gate, a_serialised_wgmma_fails) {
       row_of(request_for("sm_90a", begin + product + "a[0] *= p.data[threadIdx.x];\n" + product + end, 128, 0));
   EXPECT_FALSE(bad.passed());
   EXPECT_NE(bad.failure.find("wgmma"), std::string::npos) << bad.failure;
+}
+
+TEST(Gate, the_kernel_that_measures_wgmmas_peak_passes) {
+  REQUIRE_NVRTC();
+  const GateRow row = row_of({{.name = "wgmma_peak",
+                               .header = "bench/wgmma_peak.cuh",
+                               .entry = "wgmma_peak",
+                               .params = "MmaPeakParams",
+                               .config = config_text("MmaPeakConfig", MmaPeakConfig{DType::kBFloat16}),
+                               .threads = kWgmmaPeakThreads,
+                               .min_blocks = 1,
+                               .dynamic_smem_bytes = kWgmmaPeakSharedBytes},
+                              {"sm_90a", false},
+                              {},
+                              {}});
+  EXPECT_TRUE(row.passed()) << row.failure;
 }
 
 TEST(Gate, a_kernel_that_does_not_compile_is_a_failed_row_and_the_others_go_on) {

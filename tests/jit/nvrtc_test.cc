@@ -244,5 +244,16 @@ TEST(NvrtcPlaces, come_in_the_documented_order) {
   EXPECT_EQ(places.back().path, "libnvrtc.so");
 }
 
+TEST(Nvrtc, says_what_it_compiles_for_and_one_that_does_not_say_is_used_all_the_same) {
+  REQUIRE_NVRTC();
+  const std::vector<int> archs = nvrtc_info()->archs;
+  for (const int arch : {75, 80, 86, 87, 89, 90}) {
+    EXPECT_EQ(std::count(archs.begin(), archs.end(), arch), 1) << arch;
+  }
+  const NvrtcSearch silent = search_places({fake("12.9")}, 0, false);
+  ASSERT_TRUE(silent.info.ok());
+  EXPECT_TRUE(silent.info->archs.empty());
+}
+
 }  // namespace
 }  // namespace tessera::jit

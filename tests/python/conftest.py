@@ -16,6 +16,16 @@ DEVICES = [
 ]
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cuda: runs on a GPU; skipped where there is none")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(mark.kwargs.get("reason") == "no CUDA device" for mark in item.iter_markers("skipif")):
+            item.add_marker("cuda")
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param

@@ -374,7 +374,7 @@ def test_the_backward_refuses_too_many_dims():
     deep = [torch.randn(1, 1, 1, 1, 1, 8, 64) for _ in range(3)]
     rows = [torch.randn(1, 8, 1, 64) for _ in range(3)]
     with pytest.raises(tessera.Error, match="q has 7 dims"):
-        torch.ops.tessera.attention_backward(*deep, None, None, None, 0.0, 0.0, 0, 0, -1, -1, 0, 0, *rows, None)
+        torch.ops.tessera.attention_backward(*deep, None, None, None, 0.0, 0.0, 0, 0, -1, -1, 0, 0, 0, *rows, None)
 
 
 BAD = [

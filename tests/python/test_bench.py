@@ -48,8 +48,10 @@ def test_there_are_32_cells_of_16384_tokens_and_their_work_counts_visible_pairs(
 
 def test_decode_has_one_query_and_counts_keys_and_values_once():
     chosen = cells.suite("decode")
-    assert [(c.batch, c.seq_k) for c in chosen] == [(1, 1024), (1, 8192), (1, 131072), (16, 8192), (64, 4096)]
-    assert all(c.q_shape == (c.batch, 1, 32, 128) and c.k_shape == (c.batch, c.seq_k, 8, 128) for c in chosen)
+    usual = [(1, 1024), (1, 8192), (1, 131072), (16, 8192), (64, 4096)]
+    assert [(c.batch, c.seq_k) for c in chosen] == usual + 4 * [(16, 8192)]  # then other head dims, and no groups
+    assert all(c.q_shape == (c.batch, 1, 32, 128) and c.k_shape == (c.batch, c.seq_k, 8, 128) for c in chosen[:5])
+    assert [(c.k_shape[2], c.k_shape[3]) for c in chosen[5:]] == [(8, 64), (8, 80), (8, 256), (32, 128)]
     one = chosen[0]
     assert one.name == "bf16/b1_s1024_h32:8_d128" and one.ops == ("decode",) and one.small and one.decode
     assert one.work["decode"].bytes == 2 * (1024 * 8 * 128 * 2) + 2 * (32 * 128 * 2)
@@ -58,7 +60,7 @@ def test_decode_has_one_query_and_counts_keys_and_values_once():
 
 def test_suites_do_not_overlap_and_have_both_types():
     sizes = {name: len(cells.suite(name)) for name in cells.SUITES}
-    assert sizes == {"table": 32, "small": 5, "decode": 5, "toy": 3}
+    assert sizes == {"table": 32, "odd": 7, "small": 5, "decode": 9, "toy": 3}
     assert [(c.small, c.decode) for c in cells.suite("toy")] == [(False, False), (True, False), (True, True)]
     for bf16, fp16 in zip(cells.suite("small"), cells.suite("small", "fp16")):
         assert fp16.name == bf16.name.replace("bf16", "fp16") and fp16.dtype == "fp16" and fp16.work == bf16.work
@@ -209,7 +211,7 @@ def test_the_check_accepts_a_correct_result_and_rejects_nan_and_a_skipped_tile()
             one = torch.softmax(torch.einsum("bshd,bthd->bhst", q.float(), k[:, :keys].float()) / 8, -1)
             return torch.einsum("bhst,bthd->bshd", one, v[:, :keys].float()).bfloat16()
 
-    error, wrong = reference.judge(out=attend(128))
+    error, wrong, relative = reference.judge(out=attend(128))
     assert wrong == "" and 0 < error < 1
     assert reference.judge(out=attend(120))[1] != ""
     broken = attend(128)
@@ -233,6 +235,23 @@ def test_the_check_of_decode_uses_the_key_head_of_the_group():
     assert reference.judge(out=attend([0, 1, 0, 0]))[1] != ""
 
 
+def test_gradients_of_a_key_head_are_summed_over_its_query_heads():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    fields = a_cell(1, 96, 4, 64, heads_kv=2).fields
+    cell = cells.Cell("a", fields, (), {"backward": cells.Work(1, 1, 1)})
+    q, k, v, do = (torch.randn(s).bfloat16() for s in (cell.q_shape, cell.k_shape, cell.k_shape, cell.q_shape))
+    leaves = [t.float().requires_grad_() for t in (q, k, v)]
+    keys, values = (t.repeat_interleave(2, dim=2) for t in leaves[1:])
+    weights = torch.softmax(torch.einsum("bshd,bthd->bhst", leaves[0], keys) / 8, -1)
+    out = torch.einsum("bhst,bthd->bshd", weights, values)
+    dq, dk, dv = (g.bfloat16() for g in torch.autograd.grad(out, leaves, do.float()))
+    reference = accuracy.Reference(cell, q, k, v, do)
+    _, wrong, relative = reference.judge(dq=dq, dk=dk, dv=dv)
+    assert wrong == "" and set(relative) == {"dq", "dk", "dv"} and 0 < max(relative.values()) < 5e-3
+    assert reference.judge(dq=dq, dk=dk, dv=dv / 2)[1] != ""
+
+
 def test_every_peer_has_a_name_and_missing_packages_are_skipped():
     assert set(entrants.PACKAGES) <= set(entrants.PEERS)
     from tessera.bench.__main__ import chosen_entrants
@@ -241,6 +260,27 @@ def test_every_peer_has_a_name_and_missing_packages_are_skipped():
     assert "fa2" in names and set(names) | set(missing) == set(entrants.PEERS)
     with pytest.raises(ValueError, match="nonsense"):
         chosen_entrants("fa2,nonsense")
+
+
+def test_a_wrong_peer_is_named_and_left_out_of_the_best():
+    def ok(seconds, error):
+        return {"status": "ok", "median_s": seconds, "relative_errors": {"dq": error}}
+
+    def wrong(detail):
+        return {"status": "wrong", "detail": detail, "relative_errors": {"dq": 1.0}}
+
+    names = ["tessera", "tessera-det", "fa4", "fa4-det", "cudnn-det"]
+    rows = [row_of("a", {"tessera": ok(1, 2e-3), "tessera-det": ok(2, 2e-3), "fa4": ok(3, 4e-3), "fa4-det": ok(4, 4e-3),
+                         "cudnn-det": ok(6, 4e-3)}, "backward"),
+            row_of("b", {"tessera": ok(1, 9e-3), "tessera-det": ok(2, 9e-3), "fa4": wrong("dq is off by 8 times"),
+                         "fa4-det": wrong("dq is off by 9 times"), "cudnn-det": ok(8, 4e-3)}, "backward")]
+    text = report.text_of({"entrants": names, "rows": rows})
+    assert "fa4: wrong in 1 rows, and left out of the best of them there; backward b: dq is off by 8 times" in text
+    assert "WRONG" in text
+    best = next(line for line in text.splitlines() if line.strip().startswith("deterministic, the best"))
+    assert "2.828" in best and "minimum 2.000 (a)" in best  # 4 / 2 and 8 / 2
+    errors = next(line for line in text.splitlines() if line.startswith("backward dq, 1 rows"))
+    assert errors.split()[-5:] == ["2.00e-03", "2.00e-03", "4.00e-03", "4.00e-03", "4.00e-03"]
 
 
 def test_help_lists_what_is_accepted():

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tessera
 
-PLAIN = (0.0, 0.0, 1, 0, -1, -1, 0, 0)  # scale, softcap, causal, alignment, window, max_seqlens
+PLAIN = (0.0, 0.0, 1, 0, -1, -1, 0, 0, 0)  # scale, softcap, causal, alignment, window, max_seqlens, chunk
 
 
 def qkv(device, dtype, rows=24, grad=False):
@@ -29,7 +29,7 @@ def test_attention_passes_opcheck(device, packed):
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))
         lengths = (torch.tensor([0, 20, 48], dtype=torch.int32, device=device),) * 2
         # The alignment is given: opcheck copies its tensors, and on a GPU the lengths are not read to compare them.
-        options = (*PLAIN[:3], 1, *PLAIN[4:6], 28, 28)
+        options = (*PLAIN[:3], 1, *PLAIN[4:6], 28, 28, 0)
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
     alibi = torch.rand(4, device=device)
     for slopes in (None, alibi):

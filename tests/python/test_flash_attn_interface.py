@@ -152,6 +152,54 @@ def test_combine_gives_the_attention_over_all_keys(device, dtype):
     assert (out == 0).all() and (lse == -torch.inf).all()
 
 
+def in_chunks(q, k, v, chunk):
+    """Bottom-right causal attention within chunks, [S, H, D], from the definition."""
+    position = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q)
+    key = torch.arange(len(k), device=q.device)
+    hidden = (key > position) | (key // chunk != torch.div(position, chunk, rounding_mode="floor"))
+    k, v = (t.double().repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1).nan_to_num()
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def test_chunks(device, dtype):
+    q = random(2, 40, 4, 64, device=device, dtype=dtype)
+    k, v = (random(2, 50, 2, 64, device=device, dtype=dtype) for _ in range(2))
+    want = torch.stack([in_chunks(q[b], k[b], v[b], 16) for b in range(2)])
+    assert close(fa3.flash_attn_func(q, k, v, causal=True, attention_chunk=16), want, dtype)
+    packed = fa3.flash_attn_varlen_func(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cumulative([40, 40], device), cumulative([50, 50], device),
+        40, 50, causal=True, attention_chunk=16,
+    )  # fmt: skip
+    assert close(packed.unflatten(0, (2, 40)), want, dtype)
+    lengths = torch.tensor([50, 33], dtype=torch.int32, device=device)
+    want = torch.stack([in_chunks(q[b], k[b, :n], v[b, :n], 16) for b, n in enumerate((50, 33))])
+    got = fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True, attention_chunk=16)
+    assert close(got, want, dtype)
+    with pytest.raises(tessera.Error, match="attention_chunk is 16, which attention_backward does not take"):
+        fa3.flash_attn_func(q.requires_grad_(), k, v, causal=True, attention_chunk=16).sum().backward()
+
+
+@pytest.mark.parametrize("rows", [[40, 0, 17], [3, 1, 0]])
+def test_packed_queries_of_a_paged_cache(device, dtype, rows):
+    keys, size = [61, 5, 40], 16
+    table = torch.randperm(13, device=device)[:12].int().unflatten(0, (3, 4))
+    k, v = (random(13, size, 2, 64, device=device, dtype=dtype) for _ in range(2))
+    q = random(sum(rows), 4, 64, device=device, dtype=dtype)
+    cu = cumulative(rows, device)
+    lengths = torch.tensor(keys, dtype=torch.int32, device=device)
+    out, lse, *_ = fa3.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=lengths, page_table=table, cu_seqlens_q=cu, max_seqlen_q=max(rows), causal=True,
+        return_softmax_lse=True,
+    )  # fmt: skip
+    assert lse.shape == (4, sum(rows))
+    for b, n in enumerate(keys):
+        at = slice(cu[b], cu[b + 1])
+        cached = (t[table[b].long()].flatten(0, 1)[:n] for t in (k, v))
+        assert rows[b] == 0 or close(out[at], in_chunks(q[at], *cached, 1000), dtype)
+
+
 def test_unsupported_arguments_are_named():
     q, k, v = (torch.randn(1, 4, 2, 32) for _ in range(3))
     cu = torch.tensor([0, 4], dtype=torch.int32)
@@ -164,8 +212,8 @@ def test_unsupported_arguments_are_named():
         for name in ("qv", "q_descale", "k_descale", "v_descale"):
             with pytest.raises(tessera.Error, match=f"{name} is given"):
                 call(**{name: torch.ones(1)})
-        with pytest.raises(tessera.Error, match="attention_chunk is 8"):
-            call(attention_chunk=8)
+        with pytest.raises(tessera.Error, match="attention_chunk is -8"):
+            call(attention_chunk=-8)
     with pytest.raises(tessera.Error, match="cu_seqlens_k_new"):
         calls["cache"](cu_seqlens_k_new=cu)
     with pytest.raises(tessera.Error, match="max_seqlen_q is None"):

@@ -8,14 +8,14 @@ from torch.autograd import forward_ad
 import tessera
 from tessera import flash_attn
 
-PLAIN_OPTIONS = (0.0, 0.0, 0, 0, -1, -1, 0, 0)
+PLAIN_OPTIONS = (0.0, 0.0, 0, 0, -1, -1, 0, 0, 0)
 FORWARD_MODE_CALLS = {
     "attention": tessera.attention,
     "return_lse": lambda q, k, v: tessera.attention(q, k, v, return_lse=True)[1],
     "sdpa": tessera.sdpa,
     "decode": tessera.decode,
     "operator": lambda q, k, v: torch.ops.tessera.attention(q, k, v, None, None, None, *PLAIN_OPTIONS)[0],
-    "decode operator": lambda q, k, v: torch.ops.tessera.decode(q, k, v, *(None,) * 5, *PLAIN_OPTIONS)[0],
+    "decode operator": lambda q, k, v: torch.ops.tessera.decode(q, k, v, *(None,) * 6, *PLAIN_OPTIONS)[0],
     "flash_attn": lambda q, k, v: flash_attn.flash_attn_func(q, k, v),
 }
 

@@ -107,3 +107,165 @@ def test_compiles_without_a_graph_break():
         lambda *args: tessera.linear(*args, activation="silu") * 2, fullgraph=True, backend="aot_eager"
     )
     torch.testing.assert_close(compiled(x, weight, bias), tessera.linear(x, weight, bias, activation="silu") * 2)
+
+
+OFFSETS = (0, 5, 5, 6, 30, 37)  # an empty group and one of a single row
+
+
+def grouped(dtype=torch.float32, n=11, k=13):
+    generator = torch.Generator().manual_seed(2)
+    make = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
+    groups = len(OFFSETS) - 1
+    return make(OFFSETS[-1], k), make(groups, n, k) / k**0.5, make(groups, n), torch.tensor(OFFSETS, dtype=torch.int32)
+
+
+def each_group(x, weight, bias, activation):
+    parts = [x[begin:end] for begin, end in zip(OFFSETS, OFFSETS[1:])]
+    return torch.cat([ACTIVATIONS[activation](p @ w.T + b) for p, w, b in zip(parts, weight, bias)])
+
+
+@pytest.mark.parametrize("dtype", EPSILON)
+def test_grouped_linear_is_close_to_fp64(dtype):
+    x, weight, bias, offsets = grouped(dtype)
+    out = tessera.grouped_linear(x, weight, offsets, bias, activation="silu")
+    want = each_group(x.double(), weight.double(), bias.double(), "silu")
+    assert out.dtype == dtype
+    assert (out.double() - want).abs().max() <= 8 * EPSILON[dtype] * want.abs().max()
+
+
+@pytest.mark.parametrize("activation", ("none", "gelu"))
+def test_gradients_of_ragged_groups_are_those_of_pytorch(activation):
+    x, weight, bias, offsets = grouped()
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    dout = torch.randn(37, 11, generator=torch.Generator().manual_seed(1))
+    own = torch.autograd.grad(tessera.grouped_linear(x, weight, offsets, bias, activation=activation), given, dout)
+    reference = torch.autograd.grad(each_group(x, weight, bias, activation), given, dout)
+    for mine, theirs in zip(own, reference):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", (False, True))
+def test_without_offsets_every_group_has_all_rows(shared):
+    _, weight, bias, _ = grouped()
+    groups = weight.shape[0]
+    x = torch.randn(2, 6, 1 if shared else groups, 13, generator=torch.Generator().manual_seed(3))
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    out = tessera.grouped_linear(x, weight, None, bias, activation="silu")
+    want = torch.nn.functional.silu(
+        torch.einsum("...gk,gnk->...gn", x.expand(2, 6, groups, 13), weight) + bias
+    )
+    assert out.shape == (2, 6, groups, 11)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4))
+    for mine, theirs in zip(torch.autograd.grad(out, given, dout), torch.autograd.grad(want, given, dout)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_grouped_gemm_takes_every_kind_of_group():
+    x, weight, bias, offsets = grouped()
+    product = torch.cat([x[b:e] @ w.T for b, e, w in zip(OFFSETS, OFFSETS[1:], weight)])
+    gated = tessera.grouped_gemm(x, weight, offsets, gate=weight, activation="silu", residual=product)
+    torch.testing.assert_close(gated, product * torch.nn.functional.silu(product) + product, rtol=1e-4, atol=1e-4)
+    sums = tessera.grouped_gemm(x, product, offsets, transpose_a=True, transpose_b=True)
+    want = torch.stack([x[b:e].T @ product[b:e] for b, e in zip(OFFSETS, OFFSETS[1:])])
+    torch.testing.assert_close(sums, want, rtol=1e-4, atol=1e-4)
+    shared = tessera.grouped_gemm(x, weight)
+    torch.testing.assert_close(shared, torch.einsum("mk,gnk->gmn", x, weight), rtol=1e-4, atol=1e-4)
+
+
+def test_errors_of_groups_name_the_argument():
+    x, weight, bias, offsets = grouped()
+    with pytest.raises(tessera.Error, match="offsets has length 5, but b has 5 groups"):
+        tessera.grouped_linear(x, weight, offsets[:-1])
+    with pytest.raises(tessera.Error, match=r"offsets\[4\] is 3; 6 to 37 is accepted"):
+        tessera.grouped_linear(x, weight, torch.tensor([0, 5, 5, 6, 3, 37], dtype=torch.int32))
+    with pytest.raises(tessera.Error, match=r"x is \[37, 13\]"):
+        tessera.grouped_linear(x, weight)
+    with pytest.raises(tessera.Error, match="bias has size = 4 in dim 0, but there are 5 groups"):
+        tessera.grouped_linear(x, weight, offsets, bias[:-1])
+    with pytest.raises(tessera.Error, match="offsets divide K"):
+        tessera.grouped_gemm(x, weight[0], offsets)
+
+
+def test_opcheck_of_groups():
+    x, weight, bias, offsets = grouped()
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    torch.library.opcheck(torch.ops.tessera.grouped_linear, (given[0], given[1], offsets, given[2], 2))
+    rows = torch.randn(4, 5, 13, requires_grad=True)
+    torch.library.opcheck(torch.ops.tessera.grouped_linear, (rows, given[1], None, given[2], 0))
+    plain = [x.detach(), weight.detach()]
+    torch.library.opcheck(torch.ops.tessera.grouped_gemm, (*plain, offsets, *(None,) * 5, 0, 0, False, False))
+
+
+def mlp_tensors(gated, biased, dtype=torch.float32, m=24, k=10, hidden=21, n=12):
+    generator = torch.Generator().manual_seed(5)
+    make = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
+    given = {"x": make(m, k), "up": make(hidden, k) / k**0.5, "down": make(n, hidden) / hidden**0.5}
+    if gated:
+        given["gate"] = make(hidden, k) / k**0.5
+    if biased:
+        given |= {"up_bias": make(hidden), "down_bias": make(n), "residual": make(m, n)}
+        if gated:
+            given["gate_bias"] = make(hidden)
+    return given
+
+
+def plain_mlp(activation, x, up, down, gate=None, up_bias=0, gate_bias=0, down_bias=0, residual=0):
+    hidden = x @ up.T + up_bias
+    f = ACTIVATIONS[activation]
+    hidden = f(hidden) if gate is None else hidden * f(x @ gate.T + gate_bias)
+    return hidden @ down.T + down_bias + residual
+
+
+@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize("biased", (False, True))
+@pytest.mark.parametrize("recompute", (False, True))
+@pytest.mark.parametrize("activation", ("silu", "gelu", "none"))
+def test_mlp_and_its_gradients_are_those_of_pytorch(gated, biased, recompute, activation):
+    given = {name: t.requires_grad_() for name, t in mlp_tensors(gated, biased).items()}
+    out = tessera.mlp(**given, activation=activation, recompute=recompute)
+    want = plain_mlp(activation, **given)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(6))
+    tensors = tuple(given.values())
+    for mine, theirs in zip(torch.autograd.grad(out, tensors, dout), torch.autograd.grad(want, tensors, dout)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("gated", (False, True))
+def test_mlp_is_close_to_fp64(dtype, gated):
+    given = mlp_tensors(gated, True, dtype)
+    want = plain_mlp("silu", **{name: t.double() for name, t in given.items()})
+    for keep in (False, True):  # with and without what a backward needs
+        out = tessera.mlp(**{name: t.requires_grad_(keep) for name, t in given.items()})
+        assert out.dtype == dtype
+        assert (out.double() - want).abs().max() <= 12 * EPSILON[dtype] * want.abs().max()
+
+
+def test_mlp_computes_only_the_gradients_that_are_needed():
+    given = mlp_tensors(True, False)
+    given["x"].requires_grad_()
+    tessera.mlp(given["x"].reshape(2, 12, -1), given["up"], given["down"], given["gate"]).sum().backward()
+    want = torch.autograd.grad(plain_mlp("silu", **given).sum(), given["x"])[0]
+    torch.testing.assert_close(given["x"].grad, want, rtol=1e-4, atol=1e-5)
+    down = given["down"].requires_grad_()
+    tessera.mlp(given["x"].detach(), given["up"], down, given["gate"]).sum().backward()
+    torch.testing.assert_close(
+        down.grad, torch.autograd.grad(plain_mlp("silu", **given).sum(), down)[0], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_errors_of_mlp_name_the_argument():
+    given = mlp_tensors(False, True)
+    with pytest.raises(tessera.Error, match="up_bias and gate_bias are given both or neither"):
+        tessera.mlp(given["x"], given["up"], given["down"], given["up"], up_bias=given["up_bias"])
+    with pytest.raises(tessera.Error, match="down has size = 20 in dim 1, but up gives 21"):
+        tessera.mlp(given["x"], given["up"], given["down"][:, :-1].contiguous())
+
+
+@pytest.mark.parametrize("gated", (False, True))
+def test_opcheck_of_mlp(gated):
+    given = {name: t.requires_grad_() for name, t in mlp_tensors(gated, True).items()}
+    names = ("x", "up", "down", "gate", "up_bias", "gate_bias", "down_bias", "residual")
+    torch.library.opcheck(torch.ops.tessera.mlp, (*(given.get(name) for name in names), 2, True))

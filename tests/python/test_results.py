@@ -37,6 +37,17 @@ def test_cases_are_kept_with_their_errors_and_refusals_by_reason(tmp_path):
     assert "a.cuh: bar.arrive is bar.sync" in said
 
 
+def test_a_run_for_several_architectures_is_a_suite_for_each(tmp_path):
+    out, results = tmp_path / "out", tmp_path / "results"
+    out.mkdir()
+    older = verify_report([{"name": "a", "outcome": "passed", "error_over_allowed": 0.5}]) | {"arch_code": "sm_75"}
+    (out / "verify_full.json").write_text(json.dumps([verify_report([]), older]))
+    collect_results.collect(out, results)
+    kept = json.loads((results / "verify.json").read_text())
+    assert set(kept) == {"full_native", "full_sm_75"}
+    assert kept["full_sm_75"]["cases"] == {"a": 0.5}
+
+
 def test_what_was_not_measured_again_stays(tmp_path):
     out, results = tmp_path / "out", tmp_path / "results"
     out.mkdir()

@@ -17,6 +17,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import break_kernels  # noqa: E402
+import delayed_sources  # noqa: E402
 import racecheck_sources  # noqa: E402
 
 PROGRAM = "build/bin/tessera"
@@ -83,6 +84,18 @@ class BreakKernels(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertEqual(said.count("ok "), len(break_kernels.MUTATIONS), said)
 
+    def test_mutations_that_are_compiled_together_are_told_apart_if_that_fails(self):
+        harmless, broken = (break_kernels.Mutation(name, "attention/backward_convert.cuh", ((old, new),),
+                                                   ("sm_80", "backward_convert_bf16_v8"))
+                            for name, old, new in (("harmless", "if (row >= length ||", "if (row + 1 >= length ||"),
+                                                   ("broken", "#pragma once", "#pragma once\nint no_semicolon")))
+        with mock.patch.object(break_kernels, "MUTATIONS", (harmless, broken)):
+            self.assertEqual(len(break_kernels.batches_of((harmless, broken), ROOT / "kernels")), 1)
+            code, said = run(self.folder / "out", "--compile", "--tessera", PROGRAM)
+        self.assertEqual(code, 1, said)
+        self.assertRegex(said, r"ok +harmless")
+        self.assertRegex(said, r"FAILED +broken: 0 compiled; does not compile")
+
     def test_a_mutation_that_does_not_match_its_source_is_an_error(self):
         for old in ("no such text", "__syncthreads();"):  # missing, and more than once
             class Options:
@@ -111,6 +124,29 @@ class BreakKernels(unittest.TestCase):
             checks = break_kernels.Checks(Options, self.folder)
             bad, of, note = checks.gate("racecheck", self.folder / "kernels", change)
             self.assertEqual((bad, of > 0), (0, True), note)
+
+    def test_in_the_delayed_copy_every_barrier_is_followed_by_a_delay_and_the_control_is_delayed_too(self):
+        class Options:
+            tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+
+        checks = break_kernels.Checks(Options, self.folder)
+        folder = checks.copy((), delayed=True)
+        plain = "".join(f.read_text() for f in sorted((ROOT / "kernels").rglob("*.cuh")))
+        delayed = "".join(f.read_text() for f in sorted(folder.rglob("*.cuh")))
+        barriers = plain.count("__syncthreads();")
+        self.assertGreater(barriers, 20)
+        self.assertEqual(delayed.count("(__syncthreads(), delay_warp());"), barriers)
+        functions = sum(len(names) for names in delayed_sources.FUNCTIONS.values())
+        self.assertEqual(delayed.count("  delay_warp();\n}"), functions)
+
+        seen = []
+        m = next(m for m in break_kernels.MUTATIONS if m.delayed)
+        checks.control(lambda label, folder, m: seen.append(folder) or (0, 1, ""), m, ())
+        self.assertTrue((seen[0] / "ptx/delay.cuh").exists())
+
+        (folder / "ptx/barrier.cuh").write_text("#pragma once\n")
+        with self.assertRaisesRegex(delayed_sources.Misfit, "named_barrier_arrive is there 0 times"):
+            delayed_sources.delay(folder)
 
     def test_a_mutation_that_verify_and_bench_report_is_caught(self):
         code, row, said = self.judged_by("sees")

@@ -9,8 +9,8 @@ namespace {
 TEST_F(Cli, every_command_has_help_with_examples) {
   const Answer all = run("--help");
   EXPECT_EQ(all.code, 0);
-  for (const char* command : {"doctor", "verify", "bench", "explain", "compile", "cache", "kernels", "report", "tune",
-                              "tune attention", "cases", "explain attention"}) {
+  for (const char* command : {"doctor", "verify", "fuzz", "bench", "explain", "compile", "cache", "kernels", "report",
+                              "tune", "tune attention", "cases", "explain attention"}) {
     EXPECT_TRUE(holds(all.text, std::string(command).substr(0, 4)));
     const Answer help = run(std::string(command) + " --help");
     EXPECT_EQ(help.code, 0) << command;
@@ -163,7 +163,9 @@ TEST_F(Cli, tune_disqualifies_what_computes_wrong_or_takes_the_gpu_with_it) {
 TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {
   const Answer answer = run("doctor --json " + file("doctor.json"));
   EXPECT_EQ(answer.code, 0) << answer.text;
-  EXPECT_TRUE(holds(answer.text, "attention_forward, attention_backward, attention_decode, gemm_dense run on the CPU"));
+  EXPECT_TRUE(holds(answer.text,
+                    "attention_forward, attention_backward, attention_decode, gemm_dense, gemm_grouped, mlp_forward, "
+                    "mlp_backward, norm_forward, norm_backward, norm_rotary, loss_gmm_nll run on the CPU"));
   EXPECT_FALSE(holds(answer.text, "\033")) << "colour where stdout is no terminal";
   const Json found = json("doctor.json");
   ASSERT_TRUE(found.is_object());
@@ -171,6 +173,31 @@ TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {
   EXPECT_GE(found["cpu"]["threads"].get<int>(), 1);
   EXPECT_FALSE(found["cpu"]["isa"].get<std::string>().empty());
   EXPECT_EQ(found["cache"]["directory"], file("cache"));
+}
+
+TEST_F(Cli, a_gpu_newer_than_any_known_one_runs_the_newest_portable_code_and_doctor_says_so) {
+  const auto on = [](int arch) { return format("{} FAKE_CUDA_ARCH={}", kFakeGpu, arch); };
+  const Answer unknown = run("doctor --json " + file("doctor.json"), on(150));
+  EXPECT_EQ(unknown.code, 0) << unknown.text;
+  EXPECT_TRUE(holds(unknown.text, "it runs portable code, the PTX of sm_121")) << unknown.text;
+  EXPECT_FALSE(json("doctor.json")["gpu_serves"].empty()) << unknown.text;
+  EXPECT_TRUE(holds(run("doctor", on(100)).text, "has not run on such a GPU"));
+  EXPECT_FALSE(holds(run("doctor", on(90)).text, "has not run on such a GPU"));
+  const Answer explained = run("explain attention --sq 512 --d 64 --arch cuda:0", on(150));
+  EXPECT_EQ(explained.code, 0) << explained.text;
+  EXPECT_TRUE(holds(explained.text, "attention_forward")) << explained.text;
+}
+
+TEST_F(Cli, explain_knows_blackwell_by_name_and_leaves_hoppers_kernels_out) {
+  for (const char* arch : {"sm_87", "sm_100", "sm_103", "sm_120", "sm_121"}) {
+    for (const char* op : {"forward", "backward", "decode"}) {
+      const Answer answer = run(format("explain attention --op {} --sq {} --sk 512 --d 128 --arch {} --json {}", op,
+                                       std::string(op) == "decode" ? 1 : 512, arch, file("explain.json")));
+      ASSERT_EQ(answer.code, 0) << arch << " " << op << "\n" << answer.text;
+      EXPECT_TRUE(json("explain.json")["answers"][0]["chosen"].is_object()) << arch << " " << op;
+      EXPECT_TRUE(op == std::string("decode") || holds(answer.text, "needs TMA and wgmma (sm_90a)")) << answer.text;
+    }
+  }
 }
 
 TEST_F(Cli, doctor_says_why_a_cache_is_not_used) {
@@ -194,6 +221,15 @@ TEST_F(Cli, quick_suite_passes_on_the_cpu) {
   EXPECT_EQ(report["passed"], tessera::verify::suite("quick").size());
   EXPECT_EQ(report["cases"].size(), tessera::verify::suite("quick").size());
   EXPECT_GT(report["worst_error_over_allowed"].get<double>(), 0);
+}
+
+TEST_F(Cli, verify_says_what_it_had_no_time_for_and_fails) {
+  const Answer answer = run("verify --suite quick --filter fwd/bf16 --seconds 0.001 --json " + file("verify.json"));
+  EXPECT_EQ(answer.code, 1) << answer.text;
+  const Json report = json("verify.json");
+  EXPECT_GT(report["not_run"], 0);
+  EXPECT_TRUE(holds(answer.text, "not run:")) << answer.text;
+  EXPECT_EQ(report["passed"], report["cases"].size());
 }
 
 TEST_F(Cli, verify_takes_another_seed_and_a_filter) {
@@ -268,6 +304,27 @@ TEST_F(Cli, kernels_from_a_folder_are_named_and_never_recorded_as_verified) {
   }
   EXPECT_TRUE(holds(run("doctor", from).text, file("kernels")));
   EXPECT_EQ(run("kernels", "TESSERA_KERNEL_SOURCES=" + file("nothing")).code, 2);
+}
+
+TEST_F(Cli, fuzz_tries_the_same_problems_for_the_same_seed_and_records_them) {
+  const std::string command = "fuzz --problems 40 --threads 2 --seed 7 --json ";
+  const Answer answer = run(command + file("fuzz.json"));
+  EXPECT_EQ(answer.code, 0) << answer.text;
+  const Json found = json("fuzz.json");
+  EXPECT_EQ(found["problems"], 40);
+  EXPECT_EQ(found["failed"], 0);
+  EXPECT_EQ(found["first_seed"], 7);
+  EXPECT_GE(found["last_seed"], 46);
+  EXPECT_GT(found["kernels"]["cpu_attention"]["problems"], 0);
+  EXPECT_GT(found["kernels"]["cpu_gemm"]["problems"], 0);
+
+  const Answer wrong = run_program(TESSERA_WRONG_PROGRAM, command + file("wrong.json"));
+  EXPECT_EQ(wrong.code, 1) << wrong.text;
+  ASSERT_FALSE(json("wrong.json")["failures"].empty());
+  const Json first = json("wrong.json")["failures"][0];
+  const Answer again = run_program(TESSERA_WRONG_PROGRAM, format("fuzz --problems 1 --seed {}", first["seed"].dump()));
+  EXPECT_EQ(again.code, 1);
+  EXPECT_TRUE(holds(again.text, first["name"].get<std::string>())) << again.text;
 }
 
 // The same program, linked with a tessera_attention_plan_run that spoils one value (wrong_result.cc).
@@ -412,7 +469,7 @@ TEST_F(Cli, cases_lists_a_suite_with_named_fields) {
   const Answer answer = run("cases --suite peers --json " + file("cases.json"));
   EXPECT_EQ(answer.code, 0) << answer.text;
   const Json list = json("cases.json")["cases"];
-  ASSERT_EQ(list.size(), 84U) << "32 + 5 + 2 shapes forward and backward, 5 + 1 decode";
+  ASSERT_EQ(list.size(), 102U) << "32 + 7 + 5 + 2 shapes forward and backward, 9 + 1 decode";
   EXPECT_EQ(list[0]["name"], "forward/bf16/b32_s512_h32_d64");
   EXPECT_EQ(list[0]["fields"]["seq_k"], 512);
   EXPECT_EQ(list[0]["flops"], 4.0 * 32 * 32 * 512 * 512 * 64);

@@ -3,7 +3,7 @@
 // a launch is said to cost: less if it takes less shared memory. It shows that the tuner's processes, checks and times
 // go together; it says nothing about kernels.
 //
-// FAKE_CUDA_ARCH: 80 (the default) or 90. FAKE_CUDA_BAD: wrong, fault or hang, for launches with FAKE_CUDA_BAD_SMEM
+// FAKE_CUDA_ARCH: 80 (the default), 90 or a newer one. FAKE_CUDA_BAD: wrong, fault or hang, for launches with FAKE_CUDA_BAD_SMEM
 // bytes of shared memory. FAKE_CUDA_L2: bytes of an L2 cache; a launch takes 50 us less if not as many were filled since
 // the last one.
 #include <unistd.h>
@@ -39,7 +39,7 @@ std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
 }
-int arch() { return environment("FAKE_CUDA_ARCH") == "90" ? 90 : 80; }
+int arch() { return std::max(80, std::atoi(environment("FAKE_CUDA_ARCH").c_str())); }
 
 double cost_ms(unsigned smem) { return 0.1 + smem / 1024 * 1e-3; }
 
@@ -163,7 +163,7 @@ struct Decode {
     const bool rotates = p.rotary_dim > 0;
     bool refused = length < 0 || length + s.seq_new > s.capacity || first_key < 0 ||
                    (s.cache_batch_idx != nullptr && (row < 0 || row >= s.cache_rows)) ||
-                   (rotates && (position < 0 || position + std::max(s.seq_new, s.seq_q) > s.rotary_rows));
+                   (rotates && (position < 0 || position + std::max<Index>(s.seq_new, s.seq_q.by) > s.rotary_rows));
     for (Index key = length; !refused && s.page_table != nullptr && key < length + s.seq_new; ++key) {
       refused = page_of(b, key) < 0 || page_of(b, key) >= s.num_pages;
     }
@@ -206,7 +206,7 @@ struct Decode {
   }
 
   void attend(const Sequence& of, Index h, Index i) const {
-    const Index length = of.refused ? 0 : of.length + s.seq_new, at = i + length - s.seq_q, head = h / p.group;
+    const Index length = of.refused ? 0 : of.length + s.seq_new, at = i + length - s.seq_q.by, head = h / p.group;
     std::vector<std::uint16_t> q(static_cast<std::size_t>(dim_qk));
     std::memcpy(q.data(),
                 static_cast<const std::uint16_t*>(p.q) + of.batch * p.q_strides.batch + i * p.q_strides.seq +
@@ -251,10 +251,10 @@ void attention_decode(const cuda::LaunchConfig&, const void* params) {
   for (Index b = 0; b < p.schedule.batch; ++b) {
     const Decode::Sequence sequence = decode.sequence_of(b);
     if (p.status != nullptr) p.status[b] = sequence.refused ? 1 : 0;
-    for (Index head = 0; head < p.schedule.columns / p.row_blocks; ++head) {
+    for (Index head = 0; head < p.schedule.columns / static_cast<Index>(p.row_blocks.by); ++head) {
       if (!sequence.refused) decode.append(sequence, head);
       for (Index h = head * p.group; h < (head + 1) * p.group; ++h) {
-        for (Index i = 0; i < p.schedule.seq_q; ++i) decode.attend(sequence, h, i);
+        for (Index i = 0; i < static_cast<Index>(p.schedule.seq_q.by); ++i) decode.attend(sequence, h, i);
       }
     }
   }
@@ -307,9 +307,9 @@ FAKE cuDeviceGetAttribute(int* value, int which, int) {
     case 76:
       return give(value, arch() % 10);
     case 81:
-      return give(value, arch() == 90 ? 228 * 1024 : 164 * 1024);
+      return give(value, arch() >= 90 ? 228 * 1024 : 164 * 1024);
     case 97:
-      return give(value, arch() == 90 ? 227 * 1024 : 163 * 1024);
+      return give(value, arch() >= 90 ? 227 * 1024 : 163 * 1024);
     default:
       return give(value, 0);
   }

@@ -82,7 +82,7 @@ def invented_results(folder):
     """Speeds that nobody measured: the test looks at the page's form alone."""
     peers = {"environment": {"date": "2026-01-02 03:04 UTC", "gpu": "An invented GPU", "torch": "0", "tessera": "0.2.0"},
              "gpu_before": {"clocks.sm": 1980.0}, "gpu_after": {"clocks.sm": 1970.0}, "rows": table_rows() + other_rows()}
-    bench = {"date": "2026-01-02", "version": "0.2.0", "ceilings": {"mma.sync bf16": 6e14, "copy_bytes_per_s": 4.2e12},
+    bench = {"date": "2026-01-02", "version": "0.2.0", "ceilings": {"mma.sync bf16": 6e14, "mma.sync fp16": 5.99e14, "wgmma bf16": 8e14, "copy_bytes_per_s": 4.2e12},
              "cases": [{"name": "dec/bf16/b1", "family": "attention", "op": "attention_decode",
                         "fields": {"dtype": "bf16", "batch": 1}, "median_s": 2e-5, "bytes": 6e7, "part_of_ceiling": 0.7}]}
     suite = {"date": "2026-01-02", "version": "0.2.0", "passed": 2, "failed": 1, "refused": 3,
@@ -174,7 +174,8 @@ def main():
         assert not messages, messages
         if "TESSERA_RESULTS" not in os.environ:
             for part in ("Speed by sequence length", "Ratios", "Roofline", "Hostile inputs", "What determinism costs",
-                         "Environment", "Decode bandwidth", "Small shapes", "ran through the forward", "<h2>gemm</h2>", "silu",
+                         "Environment", "Decode bandwidth", "Small shapes", "How to read this", "mma.sync bf16, mma.sync fp16:",
+                         "32 sequences of 512 tokens, 32 heads of 64", "ran through the forward", "<h2>gemm</h2>", "silu",
                          'class="loss"', ">wrong<", "never"):
                 assert part in answer.stdout, part
 
@@ -182,10 +183,21 @@ def main():
         probe = folder / "probe.html"
         probe.write_text(page.read_text().replace("</body>", (
             "<script>addEventListener('load', () => { document.title = 'requests ' + performance.getEntriesByType('resource')"
-            ".map(r => r.name).join(' ') + '; over ' + (document.documentElement.scrollWidth - innerWidth) })</script>"
+            ".map(r => r.name).join(' ') + '; over ' + (document.documentElement.scrollWidth - innerWidth) + '; cut ' + "
+            "[...document.querySelectorAll('.wide')].filter(t => t.scrollWidth > t.clientWidth).length + '; outside ' + "
+            "[...document.querySelectorAll('svg.chart text')].filter(t => { const a = t.getBoundingClientRect(), "
+            "b = t.closest('svg').getBoundingClientRect(); return a.left < b.left - 1 || a.right > b.right + 1 }).length + "
+            "'; overlapping ' + [...document.querySelectorAll('svg.chart')].filter(s => { const boxes = "
+            "[...s.querySelectorAll('text')].map(t => t.getBoundingClientRect()); return boxes.some((a, i) => "
+            "boxes.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && "
+            "b.top < a.bottom - 2)) }).length })</script>"
             "</body>")))
         phone = browser.run(probe, "--dump-dom", "--window-size=500,900")
-        assert "<title>requests ; over 0</title>" in phone.stdout, phone.stdout[:600]
+        assert "<title>requests ; over 0; " in phone.stdout, phone.stdout[:600]
+        # On a screen, no table is cut off, and no text of a chart is outside of it or on top of another.
+        screen = browser.run(probe, "--dump-dom", "--window-size=1200,900")
+        title = screen.stdout.partition("<title>")[2].partition("</title>")[0]
+        assert title == "requests ; over 0; cut 0; outside 0; overlapping 0", title
 
         shades = {}
         for theme, setting in (("light", "1"), ("dark", "0")):

@@ -45,9 +45,10 @@ struct Row {
   double read_bandwidth = 0;  // memory-bound on the CPU: the ceiling, measured right after
   double part = 0;            // of the ceiling
   std::string ceiling;
-  std::string refused;  // why it was not run
-  std::string wrong;    // why its result is wrong; then it is not timed
-  double error = 0;     // divided by what is allowed, if it was checked
+  bool uses_wgmma = false;  // a kernel of Hopper's own serves it
+  std::string refused;      // why it was not run
+  std::string wrong;        // why its result is wrong; then it is not timed
+  double error = 0;         // divided by what is allowed, if it was checked
   verify::Device::Overheads overheads;
 };
 
@@ -93,6 +94,7 @@ Status measure(Row& row, verify::Device& device, const Options& o) {
         fmt::format("no kernel on {} serves it; {}", device.as_selected().name, verify::reasons_of(explanation));
     return {};
   }
+  row.uses_wgmma = explanation.options.front().kernel.ends_with("_sm90");
   if (o.check || o.evidence) {
     const verify::Report report = verify::check(*row.c->quick_check(), device, 1, 0);
     row.error = report.worst_ratio;
@@ -112,7 +114,7 @@ void hold_against(Row& row, const verify::Device& device, const Ceilings& ceilin
   }
   if (!device.is_cpu()) {
     for (const Unit& unit : ceilings.units) {
-      if (unit.name != fmt::format("mma.sync {}", name_of(row.c->dtype()))) continue;
+      if (unit.name != fmt::format("{} {}", row.uses_wgmma ? "wgmma" : "mma.sync", name_of(row.c->dtype()))) continue;
       row.part = row.flops / unit.flops;
       row.ceiling = unit.name;
     }
@@ -270,7 +272,7 @@ void measure_again(Ceilings& ceilings, verify::Device& device, double min_time) 
   if (device.is_cpu()) return ceilings.keep_best_of(measure_ceilings(ceilings.threads));
   for (Unit& unit : ceilings.units) {
     const DType dtype = unit.name.ends_with("bf16") ? DType::kBFloat16 : DType::kFloat16;
-    const Result<Unit> again = measure_mma_peak(device, dtype, min_time);
+    const Result<Unit> again = measure_peak(device, unit.name.starts_with("wgmma"), dtype, min_time);
     if (again.ok()) unit.flops = std::max(unit.flops, again->flops);
   }
 }
@@ -388,7 +390,8 @@ Command add_bench(CLI::App& parent) {
       "GFLOP/s count useful operations only: of attention, those of the visible (query, key) pairs. fp32 is compared\n"
       "with the fp32 FMA peak, 16-bit types with the fastest unit that was measured, and what waits for memory with\n"
       "reading as many bytes as it must move. On a GPU, what computes is compared with the tensor cores' rate through\n"
-      "mma.sync, and the kernels that serve others are timed too.\n\n"
+      "the instruction that its kernel uses, mma.sync or Hopper's wgmma, and the kernels that serve others are timed "
+      "too.\n\n"
       "Examples:\n"
       "  tessera bench\n"
       "  tessera bench --filter bwd/fp32 --min-time 2\n"

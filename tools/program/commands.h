@@ -18,6 +18,7 @@ inline CLI::Validator quiet(CLI::Validator check) { return check.description("")
 
 Command add_doctor(CLI::App& parent);
 Command add_verify(CLI::App& parent);
+Command add_fuzz(CLI::App& parent);
 Command add_bench(CLI::App& parent);
 Command add_explain(CLI::App& parent);
 Command add_compile(CLI::App& parent);

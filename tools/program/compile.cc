@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "jit/gate.h"
@@ -22,6 +23,7 @@ struct Options {
   bool fresh = false;
   bool progress = false;
   bool stop = false;
+  bool brief = false;
 };
 
 Json json_of(const jit::GateRow& row) {
@@ -48,8 +50,10 @@ int run(const Options& o) {
 
   std::vector<jit::CompileRequest> requests;
   for (const std::string& arch : o.archs) {
+    std::set<std::string> seen;  // headers
     for (const jit::KernelInstance& instance : verify::gate_instances(arch)) {
       if (instance.name.find(o.kernel) == std::string::npos) continue;
+      if (!seen.insert(instance.header).second && o.brief) continue;
       requests.push_back({instance, {arch, false}, {}, {}});
     }
   }
@@ -124,9 +128,10 @@ Command add_compile(CLI::App& parent) {
   app->add_option("--arch", o->archs, "Architectures, separated by commas")
       ->type_name("ARCH")
       ->delimiter(',')
-      ->check(quiet(CLI::IsMember(verify::gate_archs())))
+      ->check(quiet(CLI::IsMember(verify::known_archs())))
       ->capture_default_str();
   app->add_option("--kernel", o->kernel, "Only kernels with this in their name")->type_name("TEXT");
+  app->add_flag("--brief", o->brief, "One instance of each kernel");
   app->add_option("--jobs", o->jobs, "Compilations at once; 0: one per core")
       ->type_name("N")
       ->check(quiet(CLI::NonNegativeNumber))
@@ -141,6 +146,7 @@ Command add_compile(CLI::App& parent) {
       "Examples:\n"
       "  tessera compile\n"
       "  tessera compile --arch sm_75,sm_90a --kernel backward_preprocess\n"
+      "  tessera compile --arch sm_100,sm_120 --brief\n"
       "  tessera compile --fresh --json compile.json");
   return {app, [o] { return run(*o); }};
 }

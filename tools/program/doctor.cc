@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "attention/cpu/run.h"
+#include "base/arch.h"
 #include "base/format.h"
+#include "cuda/code_arch.h"
 #include "cuda/device.h"
+#include "engine/plan.h"
 #include "engine/tuned.h"
 #include "engine/tuning_table.h"
 #include "jit/cache.h"
@@ -50,6 +53,24 @@ Json report_cpu() {
 // Compute capability below 7.5 is older than any kernel.
 bool is_served(const cuda::DeviceInfo& d) { return d.major * 10 + d.minor >= 75; }
 
+// Hopper is what the kernels are verified and timed on; of the others it is known that their code compiles.
+std::string word_about(const cuda::DeviceInfo& d) {
+  const Result<cuda::CodeArch> code = cuda::code_arch_of(d);
+  if (!code.ok()) return code.status().message();
+  if (code->own && code->target.ptx) {
+    const bool known = limits_of(code->compute).arch != 0;
+    return fmt::format(
+        "{}: it runs portable code, the PTX of {}, on which nothing has been verified or tuned",
+        known ? "the compiler does not know this architecture" : "no architecture of this name is known to Tessera",
+        code->target.arch);
+  }
+  if (d.major == 9 && d.minor == 0) return "";
+  return fmt::format(
+      "code for {} is compiled by every release's tests, but has not run on such a GPU; "
+      "`tessera verify --device cuda:{}` checks it here",
+      cuda::arch_of(d), d.index);
+}
+
 Json report_cuda(std::vector<cuda::DeviceInfo>* usable) {
   const Result<std::vector<cuda::DeviceInfo>> found = cuda::devices();
   Json json{{"devices", Json::array()}};
@@ -64,10 +85,13 @@ Json report_cuda(std::vector<cuda::DeviceInfo>* usable) {
         "cuda:{} {}, {}, {} SMs, {}, driver for CUDA {}.{}", d.index, d.name, cuda::arch_of(d), d.multiprocessors,
         bytes_text(static_cast<double>(d.memory_bytes)), d.driver_version / 1000, d.driver_version % 1000 / 10);
     line(d.index == 0 ? "cuda" : "", is_served(d) ? good(text) : missing(text + ": older than sm_75"));
+    const std::string word = is_served(d) ? word_about(d) : "";
+    if (!word.empty()) line("", more(word));
     if (is_served(d)) usable->push_back(d);
     json["devices"].push_back({{"index", d.index},
                                {"name", d.name},
                                {"arch", cuda::arch_of(d)},
+                               {"note", word},
                                {"multiprocessors", d.multiprocessors},
                                {"memory_bytes", d.memory_bytes},
                                {"driver_version", d.driver_version}});
@@ -202,7 +226,7 @@ int run(const std::string& json_file) {
   } else if (!nvrtc) {
     verdict += "; there is a GPU, but no NVRTC whose kernels it can load";
   } else {
-    const Result<engine::Device> device = engine::cuda_device(cuda::arch_of(gpus.front()));
+    const Result<engine::Device> device = engine::device_at({TESSERA_CUDA, gpus.front().index});
     if (device.ok()) on_gpu = ops_served(*device);
     verdict += fmt::format("; {} also on cuda:{} ({})", on_gpu.empty() ? "none" : join(on_gpu, ", "),
                            gpus.front().index, gpus.front().name);

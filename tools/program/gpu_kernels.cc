@@ -101,6 +101,17 @@ jit::KernelInstance instance_of(const MmaPeakConfig& config) {
           .min_blocks = 2};
 }
 
+jit::KernelInstance wgmma_instance_of(const MmaPeakConfig& config) {
+  return {.name = fmt::format("wgmma_peak_{}", name_of(config.dtype)),
+          .header = "bench/wgmma_peak.cuh",
+          .entry = "wgmma_peak",
+          .params = "MmaPeakParams",
+          .config = jit::config_text("MmaPeakConfig", config),
+          .threads = kWgmmaPeakThreads,
+          .min_blocks = 1,
+          .dynamic_smem_bytes = kWgmmaPeakSharedBytes};
+}
+
 }  // namespace
 
 Timing summarise(std::vector<double> samples) {
@@ -111,21 +122,23 @@ Timing summarise(std::vector<double> samples) {
   return {at(0.5), at(0.95), at(0.99), (at(0.95) - at(0.05)) / at(0.5), static_cast<int>(samples.size())};
 }
 
-Result<Unit> measure_mma_peak(verify::Device& device, DType dtype, double min_time) {
+Result<Unit> measure_peak(verify::Device& device, bool wgmma, DType dtype, double min_time) {
   const Result<cuda::DeviceInfo> info = cuda::device(device.cuda_index());
   if (!info.ok()) return info.status();
-  const Result<const cuda::Kernel*> kernel = cuda::load_kernel(device.cuda_index(), instance_of(MmaPeakConfig{dtype}));
+  const MmaPeakConfig config{dtype};
+  const Result<const cuda::Kernel*> kernel =
+      cuda::load_kernel(device.cuda_index(), wgmma ? wgmma_instance_of(config) : instance_of(config));
   if (!kernel.ok()) return kernel.status();
   const Result<DeviceBuffer> out = DeviceBuffer::make(device.cuda_index(), sizeof(float));
   if (!out.ok()) return out.status();
-  const MmaPeakParams params{out->as<float>(), 20000, 12345};
+  const MmaPeakParams params{out->as<float>(), wgmma ? 1500 : 20000, 12345};  // milliseconds each
   const cuda::Grid grid{static_cast<unsigned>(4 * info->multiprocessors), 1, 1};
   const Result<std::vector<double>> samples = device.time(min_time, [&](void* stream) {
     return cuda::launch(**kernel, grid, &params, static_cast<cuda::CUstream>(stream));
   });
   if (!samples.ok()) return samples.status();
-  const double flops = kMmaPeakFlops * params.iterations * grid.x;
-  return Unit{fmt::format("mma.sync {}", name_of(dtype)), flops / summarise(*samples).median};
+  const double flops = (wgmma ? kWgmmaPeakFlops : kMmaPeakFlops) * params.iterations * grid.x;
+  return Unit{fmt::format("{} {}", wgmma ? "wgmma" : "mma.sync", name_of(dtype)), flops / summarise(*samples).median};
 }
 
 Result<KernelBench> bench_gpu_kernels(verify::Device& device, const std::string& filter, double min_time,
@@ -152,9 +165,12 @@ Result<KernelBench> bench_gpu_kernels(verify::Device& device, const std::string&
   out.copy_bandwidth = *copy;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     if (dtype == DType::kBFloat16 && code.compute < 80) continue;
-    Result<Unit> unit = measure_mma_peak(device, dtype, min_time);
-    if (!unit.ok()) return unit.status();
-    out.units.push_back(std::move(*unit));
+    for (const bool wgmma : {false, true}) {
+      if (wgmma && !code.specific) continue;
+      Result<Unit> unit = measure_peak(device, wgmma, dtype, min_time);
+      if (!unit.ok()) return unit.status();
+      out.units.push_back(std::move(*unit));
+    }
   }
 
   std::vector<verify::StepCase> steps;

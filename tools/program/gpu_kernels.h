@@ -34,13 +34,13 @@ struct FirstUse {
 
 struct KernelBench {
   double copy_bandwidth = 0;  // bytes per second, read plus written, device to device
-  std::vector<Unit> units;    // tensor cores through mma.sync, by type
+  std::vector<Unit> units;    // tensor cores through mma.sync and, on Hopper, through wgmma, by type
   std::vector<KernelRow> rows;
   std::vector<FirstUse> first_use;
 };
 
-// "mma.sync bf16": operations per second of the tensor cores alone, in the code that the device runs.
-Result<Unit> measure_mma_peak(verify::Device& device, DType dtype, double min_time);
+// "mma.sync bf16", "wgmma bf16": operations per second of the tensor cores alone, in the code that the device runs.
+Result<Unit> measure_peak(verify::Device& device, bool wgmma, DType dtype, double min_time);
 
 // first_use: also every kernel's first use, which compiles them all.
 Result<KernelBench> bench_gpu_kernels(verify::Device& device, const std::string& filter, double min_time,

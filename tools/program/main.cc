@@ -17,8 +17,9 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
 
-  const Command commands[] = {add_doctor(app), add_verify(app),  add_bench(app),  add_explain(app), add_compile(app),
-                              add_cache(app),  add_kernels(app), add_report(app), add_tune(app),    add_cases(app)};
+  const Command commands[] = {add_doctor(app),  add_verify(app),  add_fuzz(app),  add_bench(app),
+                              add_explain(app), add_compile(app), add_cache(app), add_kernels(app),
+                              add_report(app),  add_tune(app),    add_cases(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version

@@ -1,8 +1,12 @@
 // `tessera verify`: the list of cases on a device, against the fp64 oracle, through the public C ABI.
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,29 +36,143 @@ struct Options {
   std::string device = "cpu";
   std::string filter;
   std::string json;
-  std::string arch_code;  // empty: what TESSERA_CODE_ARCH says, else the GPU's own
+  std::vector<std::string> arch_codes;  // empty: what TESSERA_CODE_ARCH says, else the GPU's own
   std::string record;
   std::uint64_t seed = 1;
   int repeat = 1;
+  double seconds = 0;  // 0: no limit
+  bool skip_recorded = false;
   bool progress = false;
   bool verbose = false;
 };
 
 using Cases = std::vector<std::unique_ptr<verify::Case>>;
 using Devices = std::vector<std::unique_ptr<verify::Device>>;
+using Kernels = std::vector<jit::KernelInstance>;
+
+// The cases with the code of one architecture.
+struct Run {
+  std::string arch_code;
+  Devices devices;                 // one per worker
+  std::vector<Kernels> kernels;    // of each case
+  std::set<std::string> recorded;  // kernels that need no run
+  std::vector<bool> wanted;        // by case
+  std::vector<bool> late;          // by case: wanted, and not run because the time was over
+  std::vector<Report> reports;
+
+  std::string arch() const { return devices.front()->as_selected().name; }
+};
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 Style style_of(Outcome outcome) {
   return outcome == Outcome::kFailed ? Style::kBad : outcome == Outcome::kRefused ? Style::kWarn : Style::kGood;
 }
 
-// Cases run in parallel, each worker with its own device, because the oracle takes most of the time. A sampled case has
-// the machine to itself.
-std::vector<Report> check_all(const Options& o, const Cases& list, Devices& devices, bool sampled) {
-  std::vector<Report> reports(list.size());
+Result<Run> open_run(const Options& o, const std::string& arch_code, const Cases& list, int workers) {
+  Run run;
+  run.arch_code = arch_code;
+  for (int n = 0; n < workers; ++n) {
+    Result<std::unique_ptr<verify::Device>> device = verify::open_device(o.device, arch_code);
+    if (!device.ok()) return device.status();
+    run.devices.push_back(std::move(*device));
+  }
+  const engine::Device device = run.devices.front()->as_selected();
+  if (o.skip_recorded) run.recorded = results::recorded(o.record, device.name);
+  for (const auto& c : list) {
+    const engine::Explanation explanation = c->explain(device);
+    run.kernels.push_back(explanation.options.empty()
+                              ? Kernels()
+                              : c->kernels_of({explanation.options[0].kernel, explanation.options[0].config}, device));
+    const Kernels& kernels = run.kernels.back();
+    const auto is_recorded = [&](const auto& kernel) { return run.recorded.count(kernel.header) > 0; };
+    run.wanted.push_back(kernels.empty() || !std::all_of(kernels.begin(), kernels.end(), is_recorded));
+  }
+  run.late.resize(list.size());
+  run.reports.resize(list.size());
+  return run;
+}
+
+// Compiles and loads what the cases run, all at once: cases that follow each other often share a kernel, and would wait
+// for each other. What does not compile is reported by its cases. part, parts: every parts-th kernel.
+void load_kernels(const Options& o, const std::vector<Run>& runs, std::size_t part = 0, std::size_t parts = 1) {
+  std::vector<std::pair<const Run*, const jit::KernelInstance*>> all;
+  std::set<std::pair<std::string, std::string>> known;
+  for (const Run& run : runs) {
+    if (run.devices.front()->is_cpu()) continue;
+    for (std::size_t n = 0; n < run.kernels.size(); ++n) {
+      if (!run.wanted[n]) continue;
+      for (const jit::KernelInstance& kernel : run.kernels[n]) {
+        if (!known.emplace(run.arch(), jit::program_text(kernel)).second) continue;
+        if (known.size() % parts == part) all.emplace_back(&run, &kernel);
+      }
+    }
+  }
+  Progress progress("compile", all.size(), o.progress);
+  std::mutex terminal;
+  verify::in_parallel(static_cast<std::int64_t>(all.size()), parts > 1 ? 1 : 0, [&](std::int64_t n) {
+    const auto& [run, kernel] = all[static_cast<std::size_t>(n)];
+    {
+      const std::lock_guard lock(terminal);
+      progress.step(fmt::format("{} {}", kernel->name, run->arch()));
+    }
+    const verify::Device& device = *run->devices.front();
+    device.use();
+    static_cast<void>(cuda::load_kernel(device.cuda_index(), *kernel));
+  });
+}
+
+Result<std::vector<Run>> open_runs(const Options& o, const Cases& list, int workers) {
+  std::vector<Run> runs;
+  for (const std::string& arch_code : o.arch_codes.empty() ? std::vector<std::string>{""} : o.arch_codes) {
+    Result<Run> opened = open_run(o, arch_code, list, workers);
+    if (!opened.ok()) return opened.status();
+    runs.push_back(std::move(*opened));
+  }
+  return runs;
+}
+
+// The driver compiles PTX, which is what an older architecture's code is, for one thread of a process at a time. So
+// processes of their own compile first, into the caches on disk. To be called before the driver is.
+void fill_caches(const Options& o, const Cases& list) {
+  constexpr std::size_t kCasesOfAProcess = 64;
+  const std::size_t parts =
+      std::min(static_cast<std::size_t>(verify::machine_threads()), list.size() / kCasesOfAProcess);
+  if (o.device == "cpu" || parts < 2) return;
+  std::fflush(nullptr);
+  std::vector<pid_t> children;
+  for (std::size_t part = 0; part < parts; ++part) {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (part > 0) std::freopen("/dev/null", "w", stderr);  // the first one's progress speaks for all
+      const Result<std::vector<Run>> runs = open_runs(o, list, 1);
+      if (runs.ok()) load_kernels(o, *runs, part, parts);
+      _exit(0);  // what failed is reported by the cases
+    }
+    if (child > 0) children.push_back(child);
+  }
+  for (const pid_t child : children) waitpid(child, nullptr, 0);
+}
+
+void print(const Options& o, const std::vector<Run>& runs, const Run& run, const verify::Case& c, const Report& r) {
+  if (r.outcome != Outcome::kFailed && !o.verbose) return;
+  fmt::print("{}  {}{}", paint(style_of(r.outcome), name_of(r.outcome)), c.name,
+             runs.size() > 1 ? " as " + run.arch() : "");
+  if (r.outcome == Outcome::kPassed) fmt::print("  {:.2f}", r.worst_ratio);
+  fmt::print("{}{}\n", r.detail.empty() ? "" : "\n        ", r.detail);
+  std::fflush(stdout);
+}
+
+// Cases run in parallel, each worker with its own devices, because the oracle takes most of the time; its answer serves
+// all runs. A sampled case has the machine to itself.
+void check_all(const Options& o, const Cases& list, std::vector<Run>& runs, bool sampled,
+               std::chrono::steady_clock::time_point begin) {
   Progress progress("verify", list.size(), o.progress);
   std::mutex terminal;
   std::atomic<std::size_t> next{0};
-  const auto workers = static_cast<int>(devices.size());
+  const auto workers = static_cast<int>(runs.front().devices.size());
   verify::in_parallel(workers, workers, [&](std::int64_t worker) {
     for (std::size_t n = next++; n < list.size(); n = next++) {
       verify::Case& c = *list[n];
@@ -63,18 +181,27 @@ std::vector<Report> check_all(const Options& o, const Cases& list, Devices& devi
         progress.step(c.name);
       }
       c.seed += o.seed - 1;
-      reports[n] = check(c, *devices[static_cast<std::size_t>(worker)], o.repeat, sampled ? 0 : 1);
-      const Report& r = reports[n];
-      if (r.outcome != Outcome::kFailed && !o.verbose) continue;
+      std::vector<Run*> wanted;
+      std::vector<verify::Device*> devices;
+      for (Run& run : runs) {
+        if (!run.wanted[n]) continue;
+        if (o.seconds > 0 && seconds_since(begin) > o.seconds) {
+          const std::lock_guard lock(terminal);  // neighbours in a vector<bool> share a word
+          run.late[n] = true;
+          continue;
+        }
+        wanted.push_back(&run);
+        devices.push_back(run.devices[static_cast<std::size_t>(worker)].get());
+      }
+      std::vector<Report> reports = verify::check(c, devices, o.repeat, sampled ? 0 : 1);
       const std::lock_guard lock(terminal);
-      progress.finish();
-      fmt::print("{}  {}", paint(style_of(r.outcome), name_of(r.outcome)), c.name);
-      if (r.outcome == Outcome::kPassed) fmt::print("  {:.2f}", r.worst_ratio);
-      fmt::print("{}{}\n", r.detail.empty() ? "" : "\n        ", r.detail);
-      std::fflush(stdout);
+      for (std::size_t r = 0; r < wanted.size(); ++r) {
+        if (reports[r].outcome == Outcome::kFailed || o.verbose) progress.finish();
+        print(o, runs, *wanted[r], c, reports[r]);
+        wanted[r]->reports[n] = std::move(reports[r]);
+      }
     }
   });
-  return reports;
 }
 
 struct Summary {
@@ -86,10 +213,11 @@ struct Summary {
   Json cases = Json::array();
 };
 
-Summary summary_of(const Options& o, const Cases& list, const std::vector<Report>& reports) {
+Summary summary_of(const Options& o, const Cases& list, const Run& run) {
   Summary s;
   for (std::size_t n = 0; n < list.size(); ++n) {
-    const Report& r = reports[n];
+    if (!run.wanted[n] || run.late[n]) continue;
+    const Report& r = run.reports[n];
     ++s.count[r.outcome];
     if (r.outcome == Outcome::kRefused) ++s.refusals[r.detail];
     if (r.outcome != Outcome::kRefused && r.worst_ratio >= s.worst) {
@@ -129,18 +257,62 @@ void print(const Options& o, const std::string& device, Summary& s, double secon
   }
 }
 
-// Which kernels ran, into the record.
-Status record(const Options& o, int device, int passed) {
+// The kernels whose cases have all run and passed, into the record.
+Status record(const Options& o, const Run& run, int passed) {
   std::set<std::string> headers;
-  std::string arch;
-  for (const auto& [instance, target] : cuda::loaded_instances()) {
-    headers.insert(instance.header);
-    arch = target.arch;
+  std::set<std::string> open;
+  for (std::size_t n = 0; n < run.kernels.size(); ++n) {
+    if (!run.wanted[n] || (!run.late[n] && run.reports[n].outcome == Outcome::kPassed)) continue;
+    for (const jit::KernelInstance& kernel : run.kernels[n]) open.insert(kernel.header);
   }
-  const Result<cuda::DeviceInfo> info = cuda::device(device);
+  for (const auto& [instance, target] : cuda::loaded_instances()) {
+    if (target.arch != run.arch() || run.recorded.count(instance.header) + open.count(instance.header) > 0) continue;
+    headers.insert(instance.header);
+  }
+  const Result<cuda::DeviceInfo> info = cuda::device(run.devices.front()->cuda_index());
   if (!info.ok()) return info.status();
   return results::record_verified(o.record, {headers.begin(), headers.end()},
-                                  {arch, info->name, fmt::format("verify {}, {} cases", o.suite, passed)});
+                                  {run.arch(), info->name, fmt::format("verify {}, {} cases", o.suite, passed)});
+}
+
+// Prints what a run found, adds it to `json` and to the record.
+int report(const Options& o, const Cases& list, const Run& run, double seconds, Json& json) {
+  if (o.skip_recorded && std::none_of(run.wanted.begin(), run.wanted.end(), [](bool wanted) { return wanted; })) {
+    fmt::print("{}: the record has every kernel of {}\n", run.devices.front()->name(), o.suite);
+    return kSuccess;
+  }
+  Summary s = summary_of(o, list, run);
+  const std::string device = run.devices.front()->name();
+  print(o, device, s, seconds);
+  const int passed = s.count[Outcome::kPassed], bad = s.count[Outcome::kFailed];
+  Json entry{{"date", results::today()},
+             {"version", tessera_version()},
+             {"suite", o.suite},
+             {"device", device},
+             {"arch_code", verify::arch_code_in_force(run.arch_code)},
+             {"seed", o.seed},
+             {"repeat", o.repeat},
+             {"passed", passed},
+             {"failed", bad},
+             {"refused", s.count[Outcome::kRefused]},
+             {"worst_error_over_allowed", s.worst},
+             {"worst_case", s.worst_case},
+             {"seconds", seconds},
+             {"cases", s.cases}};
+  const auto late = std::count(run.late.begin(), run.late.end(), true);
+  if (late > 0) {
+    entry["not_run"] = late;
+    fmt::print("{} {} cases, because {} s were over\n", paint(Style::kWarn, "not run:"), late, o.seconds);
+  }
+  if (!run.devices.front()->is_cpu()) note_sources(entry);
+  json.push_back(std::move(entry));
+  if (passed == 0 && bad == 0) {
+    return fail(kCheckFailed, "nothing was verified: no kernel on this device serves any of the cases");
+  }
+  if (!o.record.empty()) {
+    if (const Status recorded = record(o, run, passed); !recorded.ok()) return fail(kBadUsage, recorded.message());
+  }
+  return bad > 0 || late > 0 ? kCheckFailed : kSuccess;
 }
 
 int run(const Options& o) {
@@ -153,46 +325,19 @@ int run(const Options& o) {
   if (const Status s = results::may_record(); !o.record.empty() && !s.ok()) return fail(kBadUsage, s.message());
   const bool sampled = std::any_of(list.begin(), list.end(), [](const auto& c) { return c->is_sampled(); });
   const int workers = sampled ? 1 : std::min<int>(verify::machine_threads(), static_cast<int>(list.size()));
-  Devices devices;
-  for (int n = 0; n < workers; ++n) {
-    Result<std::unique_ptr<verify::Device>> device = verify::open_device(o.device, o.arch_code);
-    if (!device.ok()) return fail(device.status());
-    devices.push_back(std::move(*device));
-  }
-
   const auto begin = std::chrono::steady_clock::now();
-  const std::vector<Report> reports = check_all(o, list, devices, sampled);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  Summary s = summary_of(o, list, reports);
-  const std::string device = devices.front()->name();
-  print(o, device, s, seconds);
-
-  const int passed = s.count[Outcome::kPassed], bad = s.count[Outcome::kFailed];
-  Json json{{"date", results::today()},
-            {"version", tessera_version()},
-            {"suite", o.suite},
-            {"device", device},
-            {"arch_code", verify::arch_code_in_force(o.arch_code)},
-            {"seed", o.seed},
-            {"repeat", o.repeat},
-            {"passed", passed},
-            {"failed", bad},
-            {"refused", s.count[Outcome::kRefused]},
-            {"worst_error_over_allowed", s.worst},
-            {"worst_case", s.worst_case},
-            {"seconds", seconds},
-            {"cases", s.cases}};
-  if (!devices.front()->is_cpu()) note_sources(json);
-  if (const int code = write_json(o.json, json); code != kSuccess) return code;
-  if (passed == 0 && bad == 0) {
-    return fail(kCheckFailed, "nothing was verified: no kernel on this device serves any of the cases");
-  }
-  if (!o.record.empty() && bad == 0) {
-    if (const Status recorded = record(o, devices.front()->cuda_index(), passed); !recorded.ok()) {
-      return fail(kBadUsage, recorded.message());
-    }
-  }
-  return bad == 0 ? kSuccess : kCheckFailed;
+  fill_caches(o, list);
+  Result<std::vector<Run>> opened = open_runs(o, list, workers);
+  if (!opened.ok()) return fail(opened.status());
+  std::vector<Run>& runs = *opened;
+  load_kernels(o, runs);
+  check_all(o, list, runs, sampled, begin);
+  const double seconds = seconds_since(begin);
+  int code = kSuccess;
+  Json json = Json::array();
+  for (const Run& run : runs) code = std::max(code, report(o, list, run, seconds, json));
+  const int written = write_json(o.json, runs.size() == 1 && json.size() == 1 ? json.front() : json);
+  return written != kSuccess ? written : code;
 }
 
 }  // namespace
@@ -206,11 +351,11 @@ Command add_verify(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
   app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
-  app->add_option("--arch-code", o->arch_code,
-                  "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...; default: TESSERA_CODE_ARCH, "
-                  "else native")
+  app->add_option("--arch-code", o->arch_codes,
+                  "Code for these architectures, on a newer GPU: native, sm_75, sm_80, ..., separated by commas; "
+                  "default: TESSERA_CODE_ARCH, else native")
       ->type_name("ARCH")
-      ->capture_default_str();
+      ->delimiter(',');
   app->add_option("--repeat", o->repeat, "Run each case N times and compare the results bitwise")
       ->type_name("N")
       ->check(quiet(CLI::Range(1, 100000)))
@@ -219,9 +364,15 @@ Command add_verify(CLI::App& parent) {
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--json", o->json, "Write every case's outcome to this file")->type_name("FILE");
-  app->add_option("--record", o->record,
-                  "If all pass: record in this file which kernels were verified; GPU, suite full")
+  app->add_option("--record", o->record, "Record in this file which kernels passed all of their cases; GPU, suite full")
       ->type_name("FILE");
+  app->add_option("--seconds", o->seconds,
+                  "Start no case after this time; with --record and --skip-recorded, the next run goes on. Exit code 1")
+      ->type_name("S")
+      ->check(quiet(CLI::NonNegativeNumber));
+  app->add_flag("--skip-recorded", o->skip_recorded,
+                "Leave out cases whose kernels, as they are now, are in the record already")
+      ->needs("--record");
   app->add_flag("--verbose", o->verbose, "A line for every case");
   app->add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
   app->footer(
@@ -233,7 +384,7 @@ Command add_verify(CLI::App& parent) {
       "  tessera verify\n"
       "  tessera verify --suite full --filter bwd/bf16\n"
       "  tessera verify --suite hostile --seed 7 --json verify.json\n"
-      "  tessera verify --device cuda --suite full --arch-code sm_75\n"
+      "  tessera verify --device cuda --suite full --arch-code native,sm_80,sm_75 --record verified.json\n"
       "  tessera verify --device cuda --filter bwd --repeat 100");
   return {app, [o] { return run(*o); }};
 }

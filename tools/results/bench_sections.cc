@@ -36,7 +36,8 @@ std::string bandwidth_table(const View& view) {
   add_ratio_heads(head, entrants);
   HtmlTable table(head);
   for (const std::string& cell : view.cells()) {
-    std::vector<std::string> line{escaped(cell)};
+    const TimingRow* ours = view.find(cell, "tessera");
+    std::vector<std::string> line{ours != nullptr ? shape_cell(*ours) : escaped(cell)};
     for (const std::string& e : entrants) {
       const TimingRow* r = view.find(cell, e);
       if (r == nullptr || !r->ok()) {
@@ -62,7 +63,7 @@ std::string bench_bandwidth_table(const Presentation& how, const std::vector<Tim
   for (const TimingRow& r : bench) {
     if (!how.takes(r) || !r.ok()) continue;
     any = true;
-    table.row({escaped(r.cell), microseconds(r.median), fmt::format("{:.0f}", r.bandwidth() / 1e9),
+    table.row({shape_cell(r), microseconds(r.median), fmt::format("{:.0f}", r.bandwidth() / 1e9),
                fmt::format("{:.0f} %", 100 * r.part_of_ceiling)});
   }
   return any ? "<p></p>" + table.done() : "";
@@ -151,6 +152,8 @@ std::string roofline_section(const Comparison& c, const RunRow& bench) {
       peaks.emplace_back(at.key(), at.value().get<double>());
   }
   if (bandwidth == 0 || peaks.empty()) return {};
+  const bool has_wgmma =
+      std::any_of(peaks.begin(), peaks.end(), [](const auto& peak) { return peak.first.starts_with("wgmma"); });
   std::vector<std::string> families;
   for (const TimingRow& r : c.rows) {
     if (std::find(families.begin(), families.end(), r.family) == families.end()) families.push_back(r.family);
@@ -169,14 +172,16 @@ std::string roofline_section(const Comparison& c, const RunRow& bench) {
     }
     if (series.empty()) continue;
     if (families.size() > 1) out += "<h3>" + escaped(family) + "</h3>";
-    out += legend_of(entrants) + "<div class=\"wide\">" + roofline_chart(series, bandwidth, peaks) + "</div>";
+    out += legend_of(entrants) + "<div class=\"picture\">" + roofline_chart(series, bandwidth, peaks) + "</div>";
   }
   if (out.empty()) return out;
   return "<h2>Roofline</h2>" + out +
          fmt::format(
-             "<p class=\"soft\">Ceilings measured on this GPU by <code>tessera bench</code>: a copy at {:.2f} "
-             "TB/s, and the tensor cores through mma.sync, which Hopper's wgmma can exceed.</p>",
-             bandwidth / 1e12);
+             "<p class=\"soft\">Each point is a shape. The ceilings were measured on this GPU by <code>tessera "
+             "bench</code>: a copy at {:.2f} TB/s, and the tensor cores doing nothing but products through {}.</p>",
+             bandwidth / 1e12,
+             has_wgmma ? "mma.sync and through Hopper's wgmma"
+                       : "mma.sync; points above are Hopper's wgmma, whose ceiling this record does not have");
 }
 
 std::string bandwidth_sections(const Comparison* c, const std::vector<TimingRow>& bench) {

@@ -77,7 +77,7 @@ std::string chart_style() {
     return text;
   };
   return ".chart{width:100%;height:auto;font-family:system-ui,sans-serif}.grid{stroke:#d5d8dc;stroke-width:1}"
-         ".tick{font-size:10px;fill:#5c636a}.title{font-size:12px;font-weight:600;fill:#212529}"
+         ".tick{font-size:10px;fill:#5c636a}.big{font-size:12px}.title{font-size:12px;font-weight:600;fill:#212529}"
          ".line{fill:none;stroke-width:1.8}.dashed{stroke-dasharray:4 "
          "3}.roof{fill:none;stroke:#5c636a;stroke-width:1.5}" +
          colours(kLight) +
@@ -130,9 +130,46 @@ std::string line_chart(const std::string& title, const std::string& x_title, con
   return out + "</svg>";
 }
 
+std::string ratio_chart(const std::vector<RatioBar>& bars) {
+  constexpr double kWide = 1000, kLine = 26, kLabels = 250, kNotes = 260, kHead = 30;
+  double least = 0.8, most = 1.25;
+  for (const RatioBar& b : bars) {
+    least = std::min(least, b.least);
+    most = std::max(most, b.most);
+  }
+  const double low = std::log2(least), high = std::log2(most);
+  const double height = kHead + kLine * static_cast<double>(bars.size()) + 6;
+  const auto x_of = [&](double v) {
+    return kLabels + (std::log2(v) - low) / (high - low) * (kWide - kLabels - kNotes);
+  };
+  std::string out = open_svg(kWide, height, "how many times as fast as each peer, by op");
+  double last = -100;
+  for (const double v : {0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0}) {
+    if (v < least || v > most || x_of(v) - last < 34) continue;
+    last = x_of(v);
+    out += fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{}\" x2=\"{:.1f}\" y2=\"{}\"/>", v == 1 ? "roof" : "grid",
+                       last, kHead - 8, last, height);
+    out += text_at(last, 14, "middle", v == 1 ? "equal" : fmt::format("{:g}x", v));
+  }
+  out += text_at(kLabels - 10, 14, "end", "slower");
+  for (std::size_t n = 0; n < bars.size(); ++n) {
+    const RatioBar& b = bars[n];
+    const double y = kHead + kLine * (static_cast<double>(n) + 0.5);
+    const double from = std::min(x_of(1), x_of(b.mean)), to = std::max(x_of(1), x_of(b.mean));
+    out += text_at(kLabels - 16, y + 4, "end", b.label, "title");
+    out +=
+        fmt::format("<rect class=\"f{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"14\" opacity=\"0.75\"/>",
+                    series_class(b.peer).substr(1), from, y - 7, std::max(to - from, 1.0));
+    out += fmt::format("<line class=\"roof\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>", x_of(b.least),
+                       y, x_of(b.most), y);
+    out += text_at(kWide - kNotes + 12, y + 4, "start", b.note, "tick big");
+  }
+  return out + "</svg>";
+}
+
 std::string roofline_chart(const std::vector<Series>& series, double bandwidth,
                            const std::vector<std::pair<std::string, double>>& peaks) {
-  constexpr double kWide = 680, kTall = 320;
+  constexpr double kWide = 900, kTall = 380;
   double top = 1, x_max = 100, x_min = 10, y_min = 1e300;
   for (const auto& peak : peaks) top = std::max(top, peak.second);
   for (const Series& s : series) {
@@ -153,22 +190,36 @@ std::string roofline_chart(const std::vector<Series>& series, double bandwidth,
   std::string out = open_svg(kWide, kTall, "roofline");
   for (double v = frame.x_min; v <= frame.x_max; v += 1) {
     out += grid_line(frame.x(v), kTop, frame.x(v), kTall - kBottom);
-    out += text_at(frame.x(v), kTall - kBottom + 14, "middle", fmt::format("{:g}", std::pow(10, v)));
+    const bool is_last = v + 1 > frame.x_max;
+    out += text_at(frame.x(v), kTall - kBottom + 14, is_last ? "end" : "middle",
+                   fmt::format("{}", static_cast<std::int64_t>(std::pow(10, v))));
   }
   for (double v = std::ceil(frame.y_min); v <= frame.y_max; v += 1) {
     out += grid_line(kLeft, frame.y(v), kWide - kRight, frame.y(v));
     out += text_at(kLeft - 5, frame.y(v) + 3, "end", fmt::format("{:g}", std::pow(10, v) / 1e12));
   }
   out += text_at(kWide - kRight, kTall - 3, "end", "operations per byte of compulsory traffic; TFLOP/s");
-  for (const auto& [name, peak] : peaks) {
+  for (const auto& [_, peak] : peaks) {
     std::string path;
     for (double v = frame.x_min; v <= frame.x_max + 1e-9; v += (frame.x_max - frame.x_min) / 120) {
       const double y = std::log10(std::min(peak, bandwidth * std::pow(10, v)));
       if (y >= frame.y_min) path += fmt::format("{:.1f},{:.1f} ", frame.x(v), frame.y(y));
     }
     out += fmt::format("<polyline class=\"roof\" points=\"{}\"/>", path);
-    out += text_at(kWide - kRight - 4, frame.y(std::log10(peak)) - 4, "end",
-                   fmt::format("{}: {:.0f} TFLOP/s", name, peak / 1e12));
+  }
+  // Ceilings so close that their names would overlap share a line: "mma.sync bf16, mma.sync fp16: 635 TFLOP/s".
+  std::vector<std::pair<std::string, double>> sorted = peaks;
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  for (std::size_t n = 0; n < sorted.size();) {
+    const double peak = sorted[n].second;
+    std::string names = sorted[n].first;
+    std::size_t next = n + 1;
+    for (; next < sorted.size() && frame.y(std::log10(sorted[next].second)) - frame.y(std::log10(peak)) < 11; ++next) {
+      names += ", " + sorted[next].first;
+    }
+    out += text_at(kLeft + 8, frame.y(std::log10(peak)) - 4, "start",
+                   fmt::format("{}: {:.0f} TFLOP/s", names, peak / 1e12), "tick big");
+    n = next;
   }
   for (const Series& s : series) {
     for (const auto& [x, y] : s.points) {

@@ -22,6 +22,16 @@ struct Series {
 std::string line_chart(const std::string& title, const std::string& x_title, const std::string& unit,
                        const std::vector<Series>& series);
 
+// How much faster we are than a peer at one op, over all its shapes.
+struct RatioBar {
+  std::string label;  // "forward, over cudnn"
+  std::string peer;   // its colour
+  double mean, least, most;
+  std::string note;  // behind the bar
+};
+// One bar per line, from 1 to the mean, with a line from the least to the most; on a logarithmic scale.
+std::string ratio_chart(const std::vector<RatioBar>& bars);
+
 // Log-log: operations per second over operations per byte, below the ceilings given by the bandwidth in bytes per
 // second and by each peak in operations per second. Points are positive.
 std::string roofline_chart(const std::vector<Series>& series, double bandwidth,

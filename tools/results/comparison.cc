@@ -130,6 +130,7 @@ Summary summary_of(const std::vector<Ratio>& list) {
   for (const Ratio& r : list) {
     logs += std::log(r.value);
     s.losses += r.value < 1 ? 1 : 0;
+    s.most = std::max(s.most, r.value);
     if (s.worst.empty() || r.value < s.least) {
       s.least = r.value;
       s.worst = r.cell;

@@ -57,8 +57,8 @@ std::vector<Ratio> ratios(const View& view, const std::string& ours, const std::
 std::vector<std::string> rivals(const View& view);
 
 struct Summary {
-  double mean = 0, least = 0;  // geometric mean and minimum
-  std::string worst;           // the cell of the minimum
+  double mean = 0, least = 0, most = 0;  // geometric mean, minimum and maximum
+  std::string worst;                     // the cell of the minimum
   int losses = 0, cells = 0;
 };
 Summary summary_of(const std::vector<Ratio>& list);

@@ -62,12 +62,17 @@ std::string ratio_table(const View& view, const std::string& peer) {
   return table.done();
 }
 
+std::string shape_cell_of(const View& view, const std::string& cell) {
+  const TimingRow* row = view.find(cell, "tessera");
+  return row != nullptr ? shape_cell(*row) : escaped(cell);
+}
+
 std::string latency_table(const View& view) {
   std::vector<std::string> head{fmt::format("{}, microseconds", view.how.label)};
   for (const std::string& e : view.entrants) head.push_back(e);
   HtmlTable table(head);
   for (const std::string& cell : view.cells()) {
-    std::vector<std::string> line{escaped(cell)};
+    std::vector<std::string> line{shape_cell_of(view, cell)};
     for (const std::string& e : view.entrants) {
       const TimingRow* r = view.find(cell, e);
       if (r == nullptr || !r->ok()) {
@@ -119,19 +124,31 @@ std::string speed_chart(const View& view, const GroupValues& values) {
 }
 
 std::string headline(const Comparison& c) {
+  std::vector<RatioBar> bars;
   HtmlTable table({"Tessera's speed over", "op", "geometric mean", "minimum", "where", "behind in"});
   for (const View& view : c.views) {
     if (!view.how.compared()) continue;
     for (const std::string& peer : rivals(view)) {
       const Summary s = summary_of(ratios(view, "tessera", peer));
       if (s.cells == 0) continue;
+      const TimingRow* worst = view.find(s.worst, "tessera");
+      if (peer != kBest) {
+        bars.push_back({view.how.label + ", over " + peer, peer, s.mean, s.least, s.most,
+                        fmt::format("{:.2f}x ({:.2f} to {:.2f}), {}", s.mean, s.least, s.most,
+                                    s.losses == 0 ? fmt::format("all {} ahead", s.cells)
+                                                  : fmt::format("behind in {} of {}", s.losses, s.cells))});
+      }
       table.row({peer == kBest ? "the best of them" : escaped(peer), escaped(view.how.label),
                  fmt::format("<td class=\"{}\">{:.3f}</td>", s.mean >= 1 ? "good" : "bad", s.mean),
-                 fmt::format("<td class=\"{}\">{:.3f}</td>", s.least >= 1 ? "good" : "bad", s.least), escaped(s.worst),
-                 fmt::format("{} of {}", s.losses, s.cells)});
+                 fmt::format("<td class=\"{}\">{:.3f}</td>", s.least >= 1 ? "good" : "bad", s.least),
+                 worst != nullptr ? shape_cell(*worst) : "-", fmt::format("{} of {}", s.losses, s.cells)});
     }
   }
-  return table.done();
+  if (bars.empty()) return table.done();
+  return "<p>How many times as fast as the others Tessera is: the bar ends at the geometric mean over all shapes, the "
+         "line "
+         "goes from the worst shape to the best.</p><div class=\"picture\">" +
+         ratio_chart(bars) + "</div>" + table.done();
 }
 
 std::string speed_sections(const Comparison& c) {
@@ -154,10 +171,11 @@ std::string ratio_section(const Comparison& c) {
   for (const View* view : c.of_form(Form::kCharts)) {
     for (const std::string& peer : view->peers()) {
       const std::string table = ratio_table(*view, peer);
-      if (!table.empty()) out += "<p></p>" + table;
+      if (!table.empty()) out += table;
     }
   }
   if (out.empty()) return out;
+  out = "<div class=\"tables\">" + out + "</div>";
   return "<h2>Ratios</h2><p class=\"soft\">Tessera's speed divided by the peer's. Below 1, framed in red, Tessera is "
          "slower.</p>" +
          out;
@@ -168,11 +186,12 @@ std::string latency_sections(const Comparison& c) {
   for (const View* view : c.of_form(Form::kLatency)) {
     if (view->how.section != section) {
       section = view->how.section;
-      out += fmt::format("<h2>{}</h2><p class=\"soft\">{}</p>", escaped(section), escaped(view->how.caption));
+      out += fmt::format("{}<h2>{}</h2><p class=\"soft\">{}</p><div class=\"tables\">", out.empty() ? "" : "</div>",
+                         escaped(section), escaped(view->how.caption));
     }
-    out += "<p></p>" + latency_table(*view);
+    out += latency_table(*view);
   }
-  return out;
+  return out.empty() ? out : out + "</div>";
 }
 
 std::string bytes_section(const Comparison& c) {
@@ -182,7 +201,7 @@ std::string bytes_section(const Comparison& c) {
     for (const TimingRow* r : view->ours()) {
       if (!matches(*r, view->how.bytes_where) || r->bytes <= 0) continue;
       any = true;
-      table.row({escaped(r->cell), escaped(view->how.label), bytes_text(r->bytes), bytes_text(r->unfused_bytes),
+      table.row({shape_cell(*r), escaped(view->how.label), bytes_text(r->bytes), bytes_text(r->unfused_bytes),
                  fmt::format("{:.0f}", r->unfused_bytes / r->bytes)});
     }
   }
@@ -226,12 +245,14 @@ std::string determinism_section(const Comparison& c) {
     if (list.empty()) continue;
     const Summary s = summary_of(list);
     HtmlTable table({"shape", "deterministic over fast"});
-    for (const Ratio& r : list) table.row({escaped(r.cell), fmt::format("{:.2f}", r.value)});
+    for (const Ratio& r : list) table.row({shape_cell_of(view, r.cell), fmt::format("{:.2f}", r.value)});
+    const TimingRow* worst = view.find(s.worst, "tessera");
     out += fmt::format(
         "<p>The deterministic {} runs at {:.2f} of the fast one's speed in "
         "the geometric mean and at {:.2f} in the worst case ({}).</p><details><summary>every "
         "shape</summary>{}</details>",
-        escaped(view.how.label), s.mean, s.least, escaped(s.worst), table.done());
+        escaped(view.how.label), s.mean, s.least, escaped(worst != nullptr ? shape_text(*worst) : s.worst),
+        table.done());
   }
   return out.empty() ? out : "<h2>What determinism costs</h2>" + out;
 }

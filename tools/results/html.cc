@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "results/presentation.h"
+
 namespace tessera::results {
 
 std::string escaped(const std::string& text) {
@@ -36,16 +38,21 @@ std::string page_style() {
          "--band:#f1f3f5}"
          "@media(prefers-color-scheme:dark){:root{--back:#16181b;--ink:#f1f3f5;--soft:#adb5bd;--edge:#343a40;"
          "--good:#69db7c;--bad:#ff8787;--band:#212529}}"
-         "*{box-sizing:border-box}body{margin:0 auto;max-width:1120px;padding:16px;background:var(--back);"
+         "*{box-sizing:border-box}body{margin:0 auto;max-width:1680px;padding:16px 24px;background:var(--back);"
          "color:var(--ink);font:15px/1.5 system-ui,sans-serif}h1{font-size:1.5rem}h2{font-size:1.2rem;"
          "margin-top:2.2em;border-bottom:1px solid "
          "var(--edge)}h3{font-size:1rem}p,li{max-width:75ch}.soft,figcaption{color:var(--soft)}"
-         ".charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(270px,1fr));gap:10px}"
+         ".charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(max(min(260px,100%),23%),1fr));gap:10px}"
+         ".tables{display:flex;flex-wrap:wrap;gap:16px 32px;align-items:flex-start}.tables>*{min-width:0}"
+         ".picture{max-width:1000px}"
          ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}"
          "th,td{padding:3px 9px;text-align:right;border-bottom:1px solid var(--edge);white-space:nowrap}"
          "th:first-child,td:first-child{text-align:left}thead th{background:var(--band)}"
          ".loss{outline:2px solid var(--bad);outline-offset:-2px;font-weight:700}"
          ".bad{color:var(--bad);font-weight:700}"
+         ".shape{white-space:normal;text-align:left;min-width:15em}"
+         ".long{white-space:normal;overflow-wrap:anywhere;text-align:left;min-width:16em;max-width:60em}"
+         "dt{font-weight:600}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px}dd{margin:0}"
          ".good{color:var(--good)}.legend span{margin-right:14px;white-space:nowrap}";
 }
 
@@ -59,6 +66,14 @@ void HtmlTable::row(const std::vector<std::string>& cells) {
   text_ += "<tr>";
   for (const std::string& c : cells) text_ += c.starts_with("<td") ? c : "<td>" + c + "</td>";
   text_ += "</tr>";
+}
+
+std::string shape_cell(const TimingRow& row) {
+  return fmt::format("<td class=\"shape\" title=\"{}\">{}</td>", escaped(row.cell), escaped(shape_text(row)));
+}
+
+std::string long_cell(const std::string& text, const char* style) {
+  return fmt::format("<td class=\"long {}\">{}</td>", style, escaped(text));
 }
 
 std::string ratio_cell(double ratio) {

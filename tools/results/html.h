@@ -24,6 +24,11 @@ class HtmlTable {
   std::string text_;
 };
 
+// The row's shape in words, with its name as a tooltip.
+std::string shape_cell(const TimingRow& row);
+// Text that may be long: it is broken into lines.
+std::string long_cell(const std::string& text, const char* style = "");
+
 // A ratio on a background that is green above 1 and red below it, stronger further away. Losses are framed.
 std::string ratio_cell(double ratio);
 

@@ -74,6 +74,12 @@ bool matches(const TimingRow& row, const Json& values);
 // "D = 128", "causal"
 std::string group_text(const Group& group, const Json& value);
 
+// "32 sequences of 512 tokens, 8 heads of 64, causal"; the cell's name if the family has no words for its shapes.
+std::string shape_text(const TimingRow& row);
+
+// What an entrant is: "cuDNN, through PyTorch's scaled_dot_product_attention"; empty for a name that is not known.
+std::string entrant_text(const std::string& entrant);
+
 // Kinds of hostile inputs that end a case's name: "logits_1e4", "one_hot", ...
 const std::vector<std::string>& hostile_kinds();
 

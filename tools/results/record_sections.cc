@@ -49,7 +49,7 @@ std::string verify_section(const History& history, const std::string& gpu) {
     table.row({escaped(suite), escaped(run.date), fmt::format("{}", count("passed")), failures_cell(count("failed")),
                fmt::format("{}", count("refused")),
                fmt::format("{:.2f}", number_at(run.facts, "worst_error_over_allowed")),
-               escaped(text_at(run.facts, "worst_case"))});
+               long_cell(text_at(run.facts, "worst_case"))});
   }
   std::string out =
       "<h2>Verified against the fp64 oracle</h2><p class=\"soft\">Errors divided by what the accuracy rule "
@@ -72,11 +72,11 @@ std::string evidence_section(const History& history, const std::string& gpu) {
     ++cases;
     const std::string error = fmt::format("{:.2f}", r.error);
     if (r.ok()) {
-      table.row({escaped(r.cell), microseconds(r.median), microseconds(r.p95), microseconds(r.graph),
+      table.row({shape_cell(r), microseconds(r.median), microseconds(r.p95), microseconds(r.graph),
                  microseconds(r.host), error});
     } else {
       ++wrong;
-      table.row({escaped(r.cell), status_cell(&r), "", "", "", error});
+      table.row({shape_cell(r), status_cell(&r), "", "", "", error});
     }
   }
   return fmt::format(
@@ -123,8 +123,7 @@ std::string kernel_section(const std::vector<KernelState>& kernels) {
                          : k.verified == Verified::kChanged ? "changed since it was verified: "
                                                             : "never";
     table.row({escaped(k.header), k.hash.substr(0, 12),
-               fmt::format("<td class=\"{}\">{}{}</td>", k.verified == Verified::kYes ? "good" : "bad", prefix,
-                           escaped(k.where))});
+               long_cell(prefix + k.where, k.verified == Verified::kYes ? "good" : "bad")});
   }
   return "<h2>Which code was verified</h2>" + table.done();
 }

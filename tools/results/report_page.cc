@@ -9,15 +9,35 @@
 namespace tessera::results {
 namespace {
 
+// What was compared, and how to read it.
+std::string reading_section(const Comparison& c) {
+  std::string names;
+  for (const std::string& entrant : entrants_of(c.rows, "")) {
+    if (const std::string text = entrant_text(entrant); !text.empty()) {
+      names += "<dt>" + escaped(entrant) + "</dt><dd>" + escaped(text) + "</dd>";
+    }
+  }
+  return "<h2>How to read this</h2><ul><li>All entrants ran in one process on the same GPU and the same tensors, in "
+         "turn, "
+         "with the L2 cache flushed before each call; a time is the median.</li><li>A ratio is the other's time "
+         "divided by "
+         "Tessera's. At 1.20, Tessera does 20 % more work per second; below 1, framed in red, it is slower. No shape "
+         "is left "
+         "out.</li><li>A result is compared with fp64 before it is timed. One that is wrong is marked and has no "
+         "time.</li><li>Numbers are bf16 unless a shape says otherwise; TFLOP/s count only the work that the mask "
+         "leaves.</li></ul>" +
+         (names.empty() ? "" : "<dl>" + names + "</dl>");
+}
+
 std::string gpu_sections(const History& history, const std::string& gpu) {
   const std::optional<Comparison> c = newest_comparison(history, gpu);
   const std::vector<RunRow> benches = history.runs("bench", gpu);
   const std::vector<TimingRow> bench = benches.empty() ? std::vector<TimingRow>() : history.timings(benches.front().id);
   std::string out;
   if (c) {
-    out += fmt::format("<h2>{}</h2><p class=\"soft\">{}, Tessera {}. Comparison of {} rows.</p>",
-                       escaped(gpu_title(c->run)), escaped(c->run.date), escaped(c->run.version), c->rows.size());
-    out += headline(*c) + speed_sections(*c) + ratio_section(*c) + latency_sections(*c);
+    out += fmt::format("<h2>{}</h2><p class=\"soft\">{}, Tessera {}, {} measurements.</p>", escaped(gpu_title(c->run)),
+                       escaped(c->run.date), escaped(c->run.version), c->rows.size());
+    out += headline(*c) + reading_section(*c) + speed_sections(*c) + ratio_section(*c) + latency_sections(*c);
     if (!benches.empty()) out += roofline_section(*c, benches.front());
     out += bytes_section(*c) + accuracy_section(*c) + determinism_section(*c);
   } else {
@@ -38,7 +58,12 @@ std::string gpu_title(const RunRow& run) {
 }
 
 std::string html_report(const History& history, const std::vector<KernelState>& kernels) {
-  std::string body = "<h1>Tessera: what was measured</h1>";
+  std::string body =
+      "<h1>Tessera: what was measured</h1><p>Tessera is a library of fused kernels for transformers: attention "
+      "forward, "
+      "backward and decode, and matrix products with their epilogues, compiled at run time for the GPU at hand. This "
+      "page "
+      "shows how fast they are beside other libraries, how far their results are from fp64, and what was checked.</p>";
   const std::vector<std::string> gpus = history.gpus();
   if (gpus.empty()) body += "<p>Nothing has been recorded.</p>";
   for (const std::string& gpu : gpus) body += gpu_sections(history, gpu);

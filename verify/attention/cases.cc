@@ -22,10 +22,11 @@ std::vector<Lengths> lengths_of(const Case& c) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const auto at = static_cast<std::size_t>(b);
     Lengths& len = list.emplace_back();
-    if (p.varlen) {
-      len = {c.lengths_q[at], c.lengths_k[at], 0};
+    const std::int64_t queries = p.varlen ? c.lengths_q[at] : p.seq_q;
+    if (!c.lengths_k.empty()) {
+      len = {queries, c.lengths_k[at], 0};
     } else {
-      len = {p.seq_q, c.cache_lengths.empty() ? p.seq_k : c.cache_lengths[at] + p.seq_new, 0};
+      len = {queries, c.cache_lengths.empty() ? p.seq_k : c.cache_lengths[at] + p.seq_new, 0};
     }
     if (!c.leftpad.empty()) len.first_key = std::min<std::int64_t>(len.k, c.leftpad[at]);
     if (c.refused && oracle::is_refused(shapes, b)) len.k = len.first_key = 0;
@@ -63,7 +64,7 @@ const char* name_of(Distribution distribution) {
 
 std::int64_t Case::visible_pairs() const {
   const AttentionProblem& p = problem;
-  const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right};
+  const Mask mask{p.causal, p.alignment == Alignment::kBottomRight, p.window_left, p.window_right, p.chunk};
   std::int64_t pairs = 0;
   for (const Lengths& len : lengths_of(*this)) {
     if (mask.everything()) {

@@ -72,6 +72,29 @@ void add_append(std::vector<Case>& out, DType dtype, std::int64_t capacity, std:
   add(1, {batch_invariant(), cache_lengths({n, 1, n / 2})});
   add(4, {batch_invariant(), paged(16), append(4), causal(), rotary(64), cache_lengths({n - 4, 1, 33})});
 }
+
+// Many queries: lengths around the edges of tiles and pages, and fewer keys than queries.
+void add_prefill(std::vector<Case>& out, DType dtype, std::int64_t hq, std::int64_t hkv, std::int64_t d) {
+  const auto add = [&](std::int64_t sq, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, {7, sq, 260, hq, hkv, d, d}, changes));
+  };
+  const Change edges = cache_lengths({260, 0, 1, 80, 128, 129, 193});
+  add(70, {causal(), edges, status()});
+  add(70, {edges, cache_batch_idx({3, 1, 0, 7, 5, 4, 8}, 9), leftpad({0, 0, 0, 17, 128, 1, 64})});
+  add(130, {causal(), edges, paged(16)});
+  add(70, {window(75, 10), edges, paged(64)});
+  add(70, {causal(), edges, paged(256), layout(Layout::kPadded)});
+  add(40, {causal(), edges, paged(24), softcap(2), alibi()});
+  add(40, {causal(), edges, paged(8), leftpad({0, 0, 0, 17, 128, 1, 64})});
+  add(70, {causal(), chunk(48), edges});
+  add(70, {chunk(100), window(60, 60), edges, paged(16)});
+  add(1, {packed_queries({17, 0, 1, 70, 3, 129, 64}, 5), causal(), edges, paged(16), status()});
+  add(1, {packed_queries({260, 1, 0, 2, 0, 0, 30}), edges, alibi(true)});
+  const Change before = cache_lengths({189, 0, 1, 80, 57, 129, 121});
+  add(71, {append(71), causal(), before, rotary(d), status()});
+  add(71, {append(71), causal(), before, rotary(d / 2, true), paged(16)});
+  add(40, {append(10), window(50, 0), before, paged(64), leftpad({0, 0, 0, 17, 57, 1, 64})});
+}
 }  // namespace
 
 void add_quick_decode(std::vector<Case>& out, DType dtype) {
@@ -90,6 +113,15 @@ void add_quick_decode(std::vector<Case>& out, DType dtype) {
   add({3, 9, 100, 4, 4, 80, 80}, {append(9), causal(), rotary(80), layout(Layout::kPadded), cache_lengths({91, 0, 1})});
   add(one, {batch_invariant(), leftpad({0, 9, 70}), cache_lengths({100, 10, 64})});
   add(one, {append(1), cache_lengths({100, 50, 99}), refused()});  // the first cache is full
+  // Many queries.
+  const Shape many{3, 40, 100, 4, 2, 64, 64};
+  add(many, {causal(), cache_lengths({100, 0, 63}), status()});
+  add(many, {causal(), chunk(24), paged(16), cache_lengths({100, 1, 33})});
+  add(many, {append(40), causal(), rotary(64), cache_lengths({60, 0, 45})});
+  add(many, {packed_queries({17, 0, 1, 33}, 2), causal(), paged(8), cache_lengths({100, 5, 0, 33}), status()});
+  add(many,
+      {packed_queries({17, 0, 33}), leftpad({3, 0, 40}), cache_batch_idx({3, 0, 1}, 4), cache_lengths({99, 5, 70})});
+  add(few, {causal(), chunk(7), cache_lengths({100, 1, 33})});
 }
 
 void add_full_decode(std::vector<Case>& out, DType dtype) {
@@ -119,6 +151,23 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   add(split, {cache_lengths({4096, 2048}), leftpad({3000, 5}), batch_invariant()});
   add({2, 4, 4096, 4, 1, 64, 64}, {cache_lengths({4092, 1023}), append(4), causal(), window(1500, 0), paged(64)});
   if (dtype == DType::kFloat32) return;
+  for (const std::int64_t d : {64, 80, 128, 256}) add_prefill(out, dtype, 4, 2, d);
+  // Enough keys that every stage is reused.
+  add({1, 200, 1500, 4, 2, 128, 128}, {causal()});
+  add({1, 200, 1500, 4, 2, 128, 128}, {causal(), paged(16)});
+  add({1, 200, 1500, 4, 2, 64, 64}, {paged(64)});
+  // Several times as many tiles as a large GPU runs at once.
+  for (const std::int64_t d : {64, 128}) {
+    add({2, 200, 150, 132, 44, d, d}, {causal(), cache_lengths({150, 101})});
+    add({2, 200, 150, 132, 44, d, d}, {causal(), paged(16), cache_lengths({150, 101})});
+    add({2, 200, 150, 132, 44, d, d}, {paged(64), cache_lengths({120, 71}), append(30), rotary(64, false, 200)});
+  }
+  // So many sequences that each CTA has several.
+  std::vector<std::int32_t> many;
+  for (int i = 0; i < 33; ++i) many.push_back(i * 127 % 301);
+  add({33, 1, 300, 8, 8, 16, 16}, {cache_lengths(many)});
+  // So many tiles that every stage is used often.
+  if (dtype == DType::kBFloat16) add({2, 1, 33800, 8, 8, 16, 16}, {cache_lengths({33800, 30011})});
   // Rows of a group: queries times heads.
   for (std::int64_t group : {1, 4, 7, 8, 16}) {
     for (std::int64_t sq : {1, 2, 7, 16}) {
@@ -151,6 +200,10 @@ void add_hostile_decode(std::vector<Case>& out, DType dtype) {
   add(few, {values(Distribution::kLogits1e4), append(2), causal(), paged(16), cache_lengths({254, 31})});
   add(few, {values(Distribution::kHugeValues), append(2), leftpad({200, 0}), cache_lengths({254, 31})});
   add(few, {values(Distribution::kLogits1e4), append(5), rotary(64, true), cache_lengths({250, 0})});
+  const Shape many{2, 70, 256, 4, 2, 64, 64};
+  add(many, {values(Distribution::kHugeValues), causal(), paged(16), cache_lengths({256, 31})});
+  add(many, {values(Distribution::kLogits1e4), causal(), append(70), rotary(64), cache_lengths({186, 31})});
+  add(many, {values(Distribution::kSteps), cache_lengths({255, 131})});
   // Sequences that do not fit the cache.
   const Shape one{3, 1, 64, 4, 2, 64, 64};
   const std::int32_t huge = std::numeric_limits<std::int32_t>::max();
@@ -165,6 +218,13 @@ void add_hostile_decode(std::vector<Case>& out, DType dtype) {
   add(one, {leftpad({-1, 0, 3}), cache_lengths({64, 64, 64}), refused()});
   add(one, {append(1), paged(16), bad_page(1), cache_lengths({3, 40, 5}), refused()});
   add(one, {paged(16), cache_lengths({65, huge, 64}), refused()});
+  const Shape rows{3, 33, 64, 4, 2, 64, 64};
+  add(rows, {append(33), causal(), cache_lengths({31, 32, -1}), refused()});
+  add(rows, {append(33), paged(16), rotary(64), bad_page(1), cache_lengths({3, 20, huge}), refused()});
+  add(rows, {append(33), rotary(64), rotary_lengths({32, 31, -1}), cache_lengths({0, 5, 5}), refused()});
+  add(rows, {cache_batch_idx({huge, 2, -1}, 7), cache_lengths({3, 65, 5}), refused()});
+  add(rows, {leftpad({-1, 70, 3}), cache_lengths({64, 64, -5}), refused()});
+  add(rows, {packed_queries({5, 40, 0}), paged(16), cache_lengths({65, 64, huge}), refused()});
   add(one, {cache_lengths({65, 0, -1}), refused(), [](Case& c) { c.with_status = false; }});
 }
 
@@ -179,6 +239,14 @@ void add_sanitize_decode(std::vector<Case>& out) {
                      {append(1), rotary(80, true), cache_batch_idx({3, 0}, 4), cache_lengths({299, 0})}));
   out.push_back(
       make(kDecode, DType::kBFloat16, {3, 1, 64, 4, 2, 64, 64}, {append(1), cache_lengths({64, 1, -1}), refused()}));
+  const Shape many{3, 70, 150, 4, 2, 64, 64};
+  out.push_back(make(kDecode, DType::kBFloat16, many, {causal(), chunk(48), cache_lengths({150, 0, 81}), status()}));
+  out.push_back(make(kDecode, DType::kBFloat16, many,
+                     {causal(), append(70), rotary(64), paged(16), cache_lengths({80, 0, 17}), status()}));
+  out.push_back(make(kDecode, DType::kFloat16, {3, 1, 150, 4, 2, 80, 80},
+                     {packed_queries({70, 0, 5}, 2), paged(24), cache_lengths({150, 3, 17})}));
+  out.push_back(make(kDecode, DType::kFloat16, {3, 40, 150, 4, 2, 40, 40},
+                     {layout(Layout::kUnaligned), append(40), paged(16), cache_lengths({80, 0, 17})}));
 }
 
 }  // namespace tessera::cases

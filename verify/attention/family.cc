@@ -91,6 +91,7 @@ const Family& attention_family() {
       explain_attention,
       engine::gate_instances<AttentionFamily>,
       steps,
+      random_attention,
   };
   return family;
 }

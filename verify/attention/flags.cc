@@ -24,7 +24,7 @@ struct Options {
   std::vector<std::int64_t> window;
   float scale = 0, softcap = 0;
   bool alibi = false, varlen = false, lse = false, dlse = false, deterministic = false, cache_lengths = false;
-  std::int64_t page_size = 0, append = 0, rotary = 0;
+  std::int64_t page_size = 0, append = 0, rotary = 0, chunk = 0;
   bool interleaved = false, cache_batch_idx = false, leftpad = false, batch_invariant = false;
 };
 
@@ -69,7 +69,7 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
   const std::int64_t pages = o.page_size > 0 ? (sk + o.page_size - 1) / o.page_size : 0;
   const auto rows_k = [&](std::int64_t d) {
     if (o.page_size > 0) return Dims{o.b * pages, o.page_size, hkv, d};
-    return o.varlen ? Dims{o.b * sk, hkv, d} : Dims{o.b, sk, hkv, d};
+    return o.varlen && o.op != "decode" ? Dims{o.b * sk, hkv, d} : Dims{o.b, sk, hkv, d};
   };
   const Dims rows = o.varlen ? Dims{o.hq, o.b * o.sq} : Dims{o.b, o.hq, o.sq};
 
@@ -98,10 +98,13 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
     a.window_left = o.window[0];
     a.window_right = o.window[1];
   }
+  a.attention_chunk = o.chunk;
   if (o.varlen) {
     a.cu_seqlens_q = shapes.add(int32, {o.b + 1});
-    a.cu_seqlens_k = shapes.add(int32, {o.b + 1});
     a.max_seqlen_q = o.sq;
+  }
+  if (o.varlen && o.op != "decode") {
+    a.cu_seqlens_k = shapes.add(int32, {o.b + 1});
     a.max_seqlen_k = sk;
   }
   if (o.cache_lengths || o.page_size > 0 || o.append > 0) a.cache_seqlens = shapes.add(int32, {o.b});
@@ -154,9 +157,9 @@ Result<Options> options_from(const FlagValues& values) {
   o.leftpad = given("--leftpad");
   o.batch_invariant = given("--batch-invariant");
   const std::pair<const char*, std::int64_t*> sizes[] = {
-      {"--b", &o.b},           {"--sq", &o.sq},        {"--sk", &o.sk}, {"--hq", &o.hq},
-      {"--hkv", &o.hkv},       {"--d", &o.d},          {"--dv", &o.dv}, {"--page-size", &o.page_size},
-      {"--append", &o.append}, {"--rotary", &o.rotary}};
+      {"--b", &o.b},           {"--sq", &o.sq},         {"--sk", &o.sk},      {"--hq", &o.hq},
+      {"--hkv", &o.hkv},       {"--d", &o.d},           {"--dv", &o.dv},      {"--page-size", &o.page_size},
+      {"--append", &o.append}, {"--rotary", &o.rotary}, {"--chunk", &o.chunk}};
   for (const auto& [flag, to] : sizes) {
     if (!given(flag)) continue;
     if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
@@ -192,10 +195,11 @@ std::vector<Flag> attention_flags() {
       {"--causal", "ALIGN", "top_left or bottom_right; may stand alone if --sq equals --sk", "", alignments, 0, 1},
       {"--align", "ALIGN", "Alignment of a window or ALiBi without --causal", "", alignments},
       {"--window", "L,R", "Keys seen left and right of the query's own; -1: all", "", {}, 2, 2},
+      {"--chunk", "N", "Queries see only keys of their own chunk of N positions; 0: all", "0", {}},
       {"--scale", "X", "Of the scores; 0: 1 / sqrt(d)", "0", {}},
       {"--softcap", "X", "0: none", "0", {}},
       {"--alibi", "", "With ALiBi slopes", "", {}},
-      {"--varlen", "", "Packed sequences of at most --sq and --sk", "", {}},
+      {"--varlen", "", "Packed sequences of at most --sq and --sk; decode: packed queries", "", {}},
       {"--cache-lengths", "", "decode: lengths per sequence", "", {}},
       {"--page-size", "N", "decode: a paged cache", "", {}},
       {"--append", "N", "decode: new keys of a sequence, written to the cache", "", {}},

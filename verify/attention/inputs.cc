@@ -203,8 +203,9 @@ oracle::Inputs make(const Case& c, bool with_values) {
   in.problem = p;
   const std::int64_t batch_q = p.varlen ? 1 : p.batch;
   const std::int64_t rows_q = p.varlen ? p.total_q : p.seq_q;
-  const std::int64_t batch_k = p.varlen ? 1 : p.paged ? p.num_pages : p.cache_rows > 0 ? p.cache_rows : p.batch;
-  const std::int64_t rows_k = p.varlen ? p.total_k : p.paged ? p.page_size : p.seq_k;
+  const bool packed_k = p.varlen && p.op != AttentionOp::kDecode;
+  const std::int64_t batch_k = packed_k ? 1 : p.paged ? p.num_pages : p.cache_rows > 0 ? p.cache_rows : p.batch;
+  const std::int64_t rows_k = packed_k ? p.total_k : p.paged ? p.page_size : p.seq_k;
   in.q = tensor_of(with_values, batch_q, rows_q, p.heads_q, p.dim_qk);
   in.k = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_qk);
   in.v = tensor_of(with_values, batch_k, rows_k, p.heads_kv, p.dim_v);
@@ -237,13 +238,13 @@ oracle::Inputs make(const Case& c, bool with_values) {
   }
   if (p.varlen) {
     in.cu_seqlens_q = cumulated(c.lengths_q);
-    in.cu_seqlens_k = cumulated(c.lengths_k);
+    if (packed_k) in.cu_seqlens_k = cumulated(c.lengths_k);
     for (std::int64_t row = in.cu_seqlens_q.back(); row < p.total_q; ++row) {
       blank_row(in.q, 0, row);
       if (!in.d_o.empty()) blank_row(in.d_o, 0, row);
       for (std::int64_t h = 0; h < p.heads_q && !in.d_lse.empty(); ++h) in.d_lse.at(0, h, row) = kNan;
     }
-    for (std::int64_t row = in.cu_seqlens_k.back(); row < p.total_k; ++row) {
+    for (std::int64_t row = packed_k ? in.cu_seqlens_k.back() : p.total_k; row < p.total_k; ++row) {
       blank_row(in.k, 0, row);
       blank_row(in.v, 0, row);
     }

@@ -21,20 +21,28 @@ std::string describe(const Case& c) {
 
   std::vector<std::string> parts;
   const char* where = p.alignment == Alignment::kBottomRight ? "br" : "tl";
-  const bool placed = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.alibi;
+  const bool placed = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.chunk > 0 || p.alibi;
   if (p.causal) parts.push_back(p.op == kDecode ? "causal" : format("causal_{}", where));
   if (placed && !p.causal && p.op != kDecode && p.seq_q != p.seq_k) parts.push_back(where);
   if (p.window_left >= 0 || p.window_right >= 0) {
     parts.push_back(format("window{},{}", p.window_left, p.window_right));
   }
+  if (p.chunk > 0) parts.push_back(format("chunk{}", p.chunk));
   if (p.softcap > 0) parts.push_back(format("softcap{}", p.softcap));
   if (p.alibi) parts.push_back(c.slopes_per_batch ? "alibi_b" : "alibi");
   if (std::abs(p.scale * std::sqrt(static_cast<float>(p.dim_qk)) - 1) > 1e-3F) {
     parts.push_back(format("scale{:.3g}", p.scale));
   }
-  if (p.varlen) parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
+  if (p.varlen && p.op == kDecode) {
+    parts.push_back(format("queries{}of{}", join(c.lengths_q, ","), p.total_q));
+  } else if (p.varlen) {
+    parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
+  }
   if (p.paged) parts.push_back(format("page{}", p.page_size));
-  if (!c.cache_lengths.empty()) parts.push_back(format("lens{}", join(c.cache_lengths, ",")));
+  if (!c.cache_lengths.empty()) {
+    constexpr std::size_t kNamed = 16;
+    parts.push_back(c.cache_lengths.size() <= kNamed ? format("lens{}", join(c.cache_lengths, ",")) : "ragged");
+  }
   if (p.seq_new > 0) parts.push_back(format("append{}", p.seq_new));
   if (p.rotary_dim > 0) parts.push_back(format("rotary{}{}", p.rotary_dim, p.rotary_interleaved ? "i" : ""));
   if (p.rotary_dim > 0 && p.rotary_rows != p.seq_k) parts.push_back(format("of{}", p.rotary_rows));
@@ -77,6 +85,7 @@ Case make(AttentionOp op, DType dtype, const Shape& s, std::initializer_list<Cha
   for (const Change& change : changes) change(c);
   if (op == kBackward) p.with_lse = false;
   if (op == kDecode && !p.paged && p.cache_rows == 0) p.cache_rows = p.batch;
+  p.leftpad = !c.leftpad.empty();
   if (p.rotary_dim > 0) p.rotary_rows += p.seq_k;
   c.name = describe(c);
   return c;
@@ -96,6 +105,9 @@ Change window(std::int64_t left, std::int64_t right) {
     c.problem.window_left = left;
     c.problem.window_right = right;
   };
+}
+Change chunk(std::int64_t positions) {
+  return [=](Case& c) { c.problem.chunk = positions; };
 }
 Change softcap(float cap) {
   return [=](Case& c) { c.problem.softcap = cap; };
@@ -143,6 +155,16 @@ Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std:
 }
 Change cache_lengths(const std::vector<std::int32_t>& lengths) {
   return [=](Case& c) { c.cache_lengths = lengths; };
+}
+Change packed_queries(const std::vector<std::int32_t>& lengths, std::int64_t slack) {
+  return [=](Case& c) {
+    AttentionProblem& p = c.problem;
+    p.varlen = true;
+    p.batch = static_cast<std::int64_t>(lengths.size());
+    p.seq_q = *std::max_element(lengths.begin(), lengths.end());
+    p.total_q = std::accumulate(lengths.begin(), lengths.end(), slack);
+    c.lengths_q = lengths;
+  };
 }
 Change paged(std::int64_t page_size) {
   return [=](Case& c) {

@@ -27,6 +27,7 @@ Change top_left();
 Change bottom_right();
 Change causal();
 Change window(std::int64_t left, std::int64_t right);
+Change chunk(std::int64_t positions);
 Change softcap(float cap);
 Change alibi(bool per_batch = false);
 Change scale(float by);
@@ -42,6 +43,7 @@ Change varlen(const std::vector<std::int32_t>& lengths_q, const std::vector<std:
 
 // Decode.
 Change cache_lengths(const std::vector<std::int32_t>& lengths);  // before an append
+Change packed_queries(const std::vector<std::int32_t>& lengths, std::int64_t slack = 0);
 Change paged(std::int64_t page_size);
 Change append(std::int64_t keys);
 // Of the first `columns`; positions are as many as the cache has, and `more`.

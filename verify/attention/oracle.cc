@@ -27,14 +27,17 @@ Sequence sequence_of(const Inputs& in, std::int64_t b) {
   Sequence s;
   if (p.varlen) {
     s.q_row = in.cu_seqlens_q[at];
-    s.k_row = in.cu_seqlens_k[at];
     s.len_q = in.cu_seqlens_q[at + 1] - s.q_row;
+  } else {
+    s.q_batch = b;
+    s.len_q = p.seq_q;
+  }
+  if (!in.cu_seqlens_k.empty()) {
+    s.k_row = in.cu_seqlens_k[at];
     s.len_k = in.cu_seqlens_k[at + 1] - s.k_row;
     return s;
   }
-  s.q_batch = b;
   s.k_batch = in.cache_batch_idx.empty() ? b : in.cache_batch_idx[at];
-  s.len_q = p.seq_q;
   if (is_refused(in, b)) return s;  // without keys
   s.len_k = in.cache_seqlens.empty() ? p.seq_k : in.cache_seqlens[at] + p.seq_new;
   if (!in.leftpad_k.empty()) s.first_key = in.leftpad_k[at];
@@ -290,6 +293,12 @@ bool is_visible(const AttentionProblem& p, std::int64_t i, std::int64_t j, std::
   if (p.causal && ahead > 0) return false;
   if (p.window_left >= 0 && -ahead > p.window_left) return false;
   if (p.window_right >= 0 && ahead > p.window_right) return false;
+  if (p.chunk > 0) {
+    std::int64_t first = 0;  // of the query's chunk
+    while (first > position) first -= p.chunk;
+    while (first + p.chunk <= position) first += p.chunk;
+    if (j < first || j >= first + p.chunk) return false;
+  }
   return true;
 }
 
@@ -341,7 +350,7 @@ Inputs appended(const Inputs& in) {
       first = turned;
     }
   };
-  const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0;
+  const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.chunk > 0;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     if (is_refused(in, b)) continue;
     const auto at = static_cast<std::size_t>(b);

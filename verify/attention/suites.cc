@@ -54,6 +54,9 @@ void add_options(std::vector<Case>& out, AttentionOp op, DType dtype, const Shap
     add(s, {deterministic()});
   } else {
     add(s, {no_lse(), causal(), bottom_right()});
+    add(s, {chunk(16), causal(), bottom_right()});
+    add(tall, {chunk(13), window(9, 20), bottom_right()});  // queries before the first chunk
+    add(s, {varlen({17, 0, 1, 33}, {20, 5, 0, 40}, 3), chunk(8), top_left(), softcap(3)});
   }
 }
 
@@ -147,7 +150,12 @@ std::vector<Case> full() {
       out.push_back(make(kBackward, dtype, {1, 513, 640, 2, 1, d, d}));
       out.push_back(make(kBackward, dtype, {2, 700, 450, 2, 2, d, d}, {causal(), top_left()}));
       out.push_back(make(kBackward, dtype, {1, 500, 500, 2, 1, d, d}, {window(150, 20)}));
+      out.push_back(make(kBackward, dtype, {1, 513, 640, 2, 1, d, d}, {deterministic()}));
+      out.push_back(make(kBackward, dtype, {2, 300, 450, 2, 2, d, d}, {causal(), bottom_right(), deterministic()}));
     }
+    // Groups whose query heads are divided among CTAs, not evenly.
+    out.push_back(make(kBackward, dtype, {1, 500, 700, 7, 1, 64, 64}, {causal(), bottom_right()}));
+    out.push_back(make(kBackward, dtype, {2, 150, 200, 7, 1, 128, 128}));
     out.push_back(make(kBackward, dtype, {1, 100, 200, 2, 1, 64, 256}, {causal(), bottom_right()}));
     out.push_back(make(kBackward, dtype, {1, 200, 100, 2, 1, 256, 128}, {causal(), bottom_right()}));
     // Several times as many tiles as a large GPU runs at once.
@@ -310,10 +318,34 @@ std::vector<Case> bench_gpu() {
     for (std::int64_t b : {1, 16, 64}) {
       for (std::int64_t s : {2048, 8192}) {
         out.push_back(make(kDecode, dtype, {b, 1, s, 32, 8, 128, 128}, {no_lse()}));
-        out.push_back(make(kDecode, dtype, {b, 1, s, 32, 8, 128, 128}, {no_lse(), paged(64)}));
+        out.push_back(make(kDecode, dtype, {b, 1, s, 32, 8, 128, 128}, {no_lse(), paged(16)}));
       }
     }
   }
+  // Chunked prefill, beside a forward of the same lengths.
+  for (const std::int64_t sq : {512, 2048}) {
+    const Shape s{1, sq, 16 * sq, 32, 8, 128, 128};
+    out.push_back(make(kForward, DType::kBFloat16, s, {no_lse(), causal(), bottom_right()}));
+    out.push_back(make(kDecode, DType::kBFloat16, s, {no_lse(), causal()}));
+    for (const std::int64_t page : {16, 64, 256}) {
+      out.push_back(make(kDecode, DType::kBFloat16, s, {no_lse(), causal(), paged(page)}));
+    }
+  }
+  const auto decode = [&](const Shape& shape, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, DType::kBFloat16, shape, changes));
+  };
+  for (std::int64_t d : {64, 80, 256}) decode({16, 1, 8192, 32, 8, d, d}, {no_lse()});
+  decode({16, 1, 8192, 32, 32, 128, 128}, {no_lse()});
+  decode({16, 1, 8192, 32, 8, 128, 128}, {no_lse(), batch_invariant()});
+  // Lengths of 1 to 16,384 in a geometric series, in an order that mixes them, beside equal ones with the same sum.
+  std::vector<std::int32_t> ragged;
+  std::int64_t keys = 0;
+  for (int i = 0; i < 64; ++i) {
+    ragged.push_back(static_cast<std::int32_t>(std::lround(std::pow(16384.0, i * 37 % 64 / 63.0))));
+    keys += ragged.back();
+  }
+  decode({64, 1, 16384, 32, 8, 128, 128}, {no_lse(), cache_lengths(ragged)});
+  decode({64, 1, keys / 64, 32, 8, 128, 128}, {no_lse()});
   return out;
 }
 
@@ -346,6 +378,14 @@ std::vector<Case> peers() {
       for (const bool is_causal : {false, true}) add(16384 / s, s, 2048 / d, d, is_causal, {"table"});
     }
   }
+  // Outside that grid: heads that share keys, other head dims, lengths that are no multiple of a tile.
+  const Shape odd[] = {{2, 4096, 4096, 32, 8, 96, 96},    {1, 8192, 8192, 56, 8, 128, 128},
+                       {1, 2048, 2048, 32, 8, 128, 128},  {1, 8192, 8192, 8, 8, 192, 192},
+                       {1, 8192, 8192, 12, 12, 176, 176}, {2, 4096, 4096, 16, 16, 32, 32},
+                       {8, 1500, 1500, 20, 20, 64, 64}};
+  for (const Shape& s : odd) {
+    for (const AttentionOp op : {kForward, kBackward}) out.push_back(peer(op, s, s.sq % 64 == 0, {"odd"}));
+  }
   // So short that the host's part counts.
   add(32, 128, 8, 64, true, {"small"});
   add(32, 512, 8, 64, true, {"small"});
@@ -355,6 +395,9 @@ std::vector<Case> peers() {
   // A step of generation with the heads of an 8-billion model, from one short sequence to a full cache.
   const std::int64_t caches[][2] = {{1, 1024}, {1, 8192}, {1, 131072}, {16, 8192}, {64, 4096}};
   for (const auto& [b, s] : caches) out.push_back(peer(kDecode, {b, 1, s, 32, 8, 128, 128}, false, {"decode"}));
+  for (const std::int64_t d : {64, 80, 256})
+    out.push_back(peer(kDecode, {16, 1, 8192, 32, 8, d, d}, false, {"decode"}));
+  out.push_back(peer(kDecode, {16, 1, 8192, 32, 32, 128, 128}, false, {"decode"}));
   // To try the harness itself without a GPU.
   add(1, 64, 2, 64, false, {"toy"});
   add(2, 96, 2, 80, true, {"toy", "small"});

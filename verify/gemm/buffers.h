@@ -20,13 +20,13 @@ class Buffers final : public Call {
 
   const tessera_gemm& args() const { return args_; }
 
-  // What the op wrote, read from host memory: those rows.
+  // What the op wrote, read from host memory: those rows (of all groups, if out has a matrix for each).
   Outputs results(const std::vector<std::int64_t>& rows) const;
 
  private:
   GemmProblem problem_;
   Buffer a_{"a"}, b_{"b"}, out_{"out"}, bias_{"bias"}, gate_{"gate"}, gate_bias_{"gate_bias"}, saved_{"saved"},
-      preactivation_{"preactivation"}, residual_{"residual"};
+      preactivation_{"preactivation"}, residual_{"residual"}, offsets_{"offsets"};
   tessera_gemm args_ = TESSERA_GEMM_INIT;
 };
 

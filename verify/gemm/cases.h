@@ -24,9 +24,17 @@ const char* name_of(Distribution distribution);
 
 // How matrices lie in memory.
 enum class Layout : std::uint8_t {
-  kCompact,    // rows start at multiples of 16 bytes only if the row's length is such
-  kPadded,     // rows are padded to multiples of 16 bytes, and by 16 more
-  kUnaligned,  // 3 elements after every row: most rows start at no multiple of 16 bytes
+  kCompact,      // rows start at multiples of 16 bytes only if the row's length is such
+  kPadded,       // rows are padded to multiples of 16 bytes, and by 16 more
+  kUnaligned,    // 3 elements after every row: most rows start at no multiple of 16 bytes
+  kInterleaved,  // a row of every group, then the next row of every group
+};
+
+// How rows are divided among ragged groups.
+enum class Routing : std::uint8_t {
+  kEven,
+  kRandom,  // some groups are empty, some have one row, and the last rows have no group
+  kHalf,    // one group has half of the rows
 };
 
 struct Case {
@@ -34,6 +42,7 @@ struct Case {
   GemmProblem problem;
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
+  Routing routing = Routing::kEven;
   std::uint64_t seed = 1;
   std::int64_t sample = 0;  // rows that are checked; 0: all
   double floor = 1;         // of the accuracy rule, in epsilons: see verify::judge
@@ -44,14 +53,26 @@ struct Case {
   double unfused_bytes() const;  // every step of the epilogue as a pass of its own
 };
 
-// From row to row of a matrix with so many columns.
-std::int64_t row_stride(const Case& c, std::int64_t columns);
+// Matrices of one tensor: one per group, or one.
+struct Layers {
+  std::int64_t a = 1, b = 1, out = 1;
+};
+Layers layers_of(const GemmProblem& problem);
+
+// From row to row, and from matrix to matrix, of so many of that size.
+struct MatrixStrides {
+  std::int64_t row, layer;
+};
+MatrixStrides strides_of(const Case& c, std::int64_t layers, std::int64_t rows, std::int64_t columns);
 // Sets the problem's alignment to what its tensors will have.
 void set_alignment(Case& c);
 std::string describe(const Case& c);
 
 std::vector<Case> suite(std::string_view name);
 const std::vector<std::string>& suite_names();
+
+// [groups + 1]; empty if groups are not ragged.
+std::vector<std::int32_t> offsets_of(const Case& c);
 
 // Values from the case's seed, rounded to their types; the same on every platform.
 Inputs make_inputs(const Case& c);
@@ -61,3 +82,9 @@ Inputs make_shapes(const Case& c);
 std::unique_ptr<verify::Case> gemm_case(const Case& c);
 
 }  // namespace tessera::verify::gemm
+
+namespace tessera::verify {
+
+std::unique_ptr<Case> random_gemm(std::uint64_t number);
+
+}  // namespace tessera::verify

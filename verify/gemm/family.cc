@@ -22,7 +22,8 @@ const Family& gemm_family() {
       GemmFamily::kName,
       "--m 8192 --n 8192 --k 8192\n"
       "--m 36096 --n 1365 --k 512 --bias --activation silu --arch sm_80,sm_90a\n"
-      "--m 1365 --n 512 --k 36096 --ta --tb --out fp32 --arch cuda:0",
+      "--m 1365 --n 512 --k 36096 --ta --tb --out fp32 --arch cuda:0\n"
+      "--m 65536 --n 1408 --k 2048 --groups 64 --ragged rows",
       gemm::suite_names,
       suite_of,
       gemm::flags,
@@ -30,6 +31,7 @@ const Family& gemm_family() {
       gemm::explain,
       engine::gate_instances<GemmFamily>,
       steps,
+      random_gemm,
   };
   return family;
 }

@@ -25,7 +25,8 @@ Result<Case> case_from(const FlagValues& values) {
   p.m = p.n = p.k = 4096;
   p.dtype = DType::kBFloat16;
   const auto given = [&](const char* flag) { return values.count(flag) > 0; };
-  for (const auto& [flag, to] : {std::pair{"--m", &p.m}, std::pair{"--n", &p.n}, std::pair{"--k", &p.k}}) {
+  for (const auto& [flag, to] :
+       {std::pair{"--m", &p.m}, std::pair{"--n", &p.n}, std::pair{"--k", &p.k}, std::pair{"--groups", &p.groups}}) {
     if (!given(flag)) continue;
     const std::string& text = values.at(flag).front();
     const char* const end = text.data() + text.size();
@@ -43,6 +44,13 @@ Result<Case> case_from(const FlagValues& values) {
   p.gradient = given("--gradient");
   p.preactivation = given("--preactivation");
   p.residual = given("--residual");
+  if (given("--groups")) {
+    p.op = GemmOp::kGrouped;
+    const std::string ragged = given("--ragged") ? values.at("--ragged").front() : "";
+    p.grouping = ragged == "rows" ? kRaggedRows : ragged == "sums" ? kRaggedSums : kBatched;
+  } else if (given("--ragged")) {
+    return invalid("--ragged is given without --groups");
+  }
   if (given("--padded")) c.layout = Layout::kPadded;
   set_alignment(c);
   c.name = describe(c);
@@ -53,22 +61,37 @@ Result<Case> case_from(const FlagValues& values) {
 class Shapes {
  public:
   Shapes(const Case& c, tessera_device device) : case_(c), device_(device) {}
-  const tessera_tensor* add(bool wanted, DType dtype, std::vector<std::int64_t> shape) {
+  // A vector, a matrix, or, if layers > 0, as many matrices.
+  const tessera_tensor* add(bool wanted, DType dtype, std::vector<std::int64_t> shape, std::int64_t layers = 0) {
     if (!wanted) return nullptr;
-    strides_.push_back(shape.size() == 2 ? std::vector<std::int64_t>{row_stride(case_, shape[1]), 1}
-                                         : std::vector<std::int64_t>{1});
+    if (shape.size() == 1) {
+      strides_.push_back({1});
+    } else {
+      const MatrixStrides strides = strides_of(case_, layers, shape[0], shape[1]);
+      strides_.push_back(layers > 0 ? std::vector{strides.layer, strides.row, std::int64_t{1}}
+                                    : std::vector{strides.row, std::int64_t{1}});
+      if (layers > 0) shape.insert(shape.begin(), layers);
+    }
+    return add(c_dtype(dtype), std::move(shape));
+  }
+  const tessera_tensor* add_offsets(std::int64_t groups) {
+    strides_.push_back({1});
+    return add({TESSERA_INT, 32, 1}, {groups + 1});
+  }
+
+ private:
+  const tessera_tensor* add(tessera_dtype dtype, std::vector<std::int64_t> shape) {
     shapes_.push_back(std::move(shape));
     tessera_tensor t{};
     t.device = device_;
     t.ndim = static_cast<std::int32_t>(shapes_.back().size());
-    t.dtype = c_dtype(dtype);
+    t.dtype = dtype;
     t.shape = shapes_.back().data();
     t.strides = strides_.back().data();
     tensors_.push_back(t);
     return &tensors_.back();
   }
 
- private:
   const Case& case_;
   tessera_device device_;
   std::deque<std::vector<std::int64_t>> shapes_, strides_;
@@ -79,16 +102,21 @@ tessera_gemm arguments(const Case& c, Shapes& shapes) {
   const GemmProblem& p = c.problem;
   using Dims = std::vector<std::int64_t>;
   const Dims b = p.b_transposed ? Dims{p.k, p.n} : Dims{p.n, p.k};
+  const std::int64_t of_a = p.grouping == kBatched ? p.groups : 0;
+  const std::int64_t of_b = p.grouping == kBatched || p.grouping == kRaggedRows ? p.groups : 0;
+  const std::int64_t of_out = out_has_layers(p.grouping) ? p.groups : 0;
+  const Dims vector = p.op == GemmOp::kGrouped ? Dims{p.groups, p.n} : Dims{p.n};
   tessera_gemm args = TESSERA_GEMM_INIT;
-  args.a = shapes.add(true, p.dtype, p.a_transposed ? Dims{p.k, p.m} : Dims{p.m, p.k});
-  args.b = shapes.add(true, p.dtype, b);
-  args.out = shapes.add(true, p.out_dtype, {p.m, p.n});
-  args.bias = shapes.add(p.bias, p.dtype, {p.n});
-  args.gate = shapes.add(p.gated, p.dtype, b);
-  args.gate_bias = shapes.add(p.gated && p.bias, p.dtype, {p.n});
-  args.saved = shapes.add(p.gradient, p.dtype, {p.m, p.n});
-  args.preactivation = shapes.add(p.preactivation, p.dtype, {p.m, p.n});
-  args.residual = shapes.add(p.residual, p.out_dtype, {p.m, p.n});
+  args.a = shapes.add(true, p.dtype, p.a_transposed ? Dims{p.k, p.m} : Dims{p.m, p.k}, of_a);
+  args.b = shapes.add(true, p.dtype, b, of_b);
+  args.out = shapes.add(true, p.out_dtype, {p.m, p.n}, of_out);
+  args.bias = shapes.add(p.bias, p.dtype, vector);
+  args.gate = shapes.add(p.gated, p.dtype, b, of_b);
+  args.gate_bias = shapes.add(p.gated && p.bias, p.dtype, vector);
+  args.saved = shapes.add(p.gradient, p.dtype, {p.m, p.n}, of_out);
+  args.preactivation = shapes.add(p.preactivation, p.dtype, {p.m, p.n}, of_out);
+  args.residual = shapes.add(p.residual, p.out_dtype, {p.m, p.n}, of_out);
+  if (p.grouping == kRaggedRows || p.grouping == kRaggedSums) args.offsets = shapes.add_offsets(p.groups);
   args.activation = static_cast<tessera_activation>(p.activation);
   if (p.a_transposed) args.flags |= TESSERA_GEMM_A_TRANSPOSED;
   if (p.b_transposed) args.flags |= TESSERA_GEMM_B_TRANSPOSED;
@@ -103,6 +131,8 @@ std::vector<Flag> flags() {
       {"--m", "N", "Rows of A and of the result", "4096", {}},
       {"--n", "N", "Columns of the result", "4096", {}},
       {"--k", "N", "The length of the sums", "4096", {}},
+      {"--groups", "N", "Products, each with its own B", "", {}},
+      {"--ragged", "DIM", "rows or sums: what groups have different numbers of", "", {"rows", "sums"}},
       {"--dtype", "TYPE", "fp32, fp16 or bf16", "bf16", types},
       {"--out", "TYPE", "Of the result; default: --dtype", "", types},
       {"--ta", "", "A is stored as [K, M]", "", {}},
@@ -127,7 +157,8 @@ Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
   Shapes shapes(*c, {TESSERA_CPU, 0});
   const tessera_gemm args = arguments(*c, shapes);
   // The contract's own check decides whether there is such a problem.
-  const auto checked = tessera::gemm::check(TESSERA_GEMM_DENSE, &args, tessera::gemm::Look::kShapes);
+  const auto checked =
+      tessera::gemm::check(static_cast<tessera_gemm_op>(c->problem.op), &args, tessera::gemm::Look::kShapes);
   if (!checked.ok()) return checked.status();
   return gemm_case(*c);
 }
@@ -140,11 +171,12 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
   const bool for_gpu = arch != nullptr && std::string_view(arch) != "cpu";
   Shapes shapes(*c, for_gpu ? tessera_device{TESSERA_CUDA, 0} : device);
   const tessera_gemm args = arguments(*c, shapes);
+  const auto op = static_cast<tessera_gemm_op>(c->problem.op);
   std::size_t needed = 0;
-  tessera_status status = tessera_gemm_explain(TESSERA_GEMM_DENSE, &args, arch, format, nullptr, 0, &needed);
+  tessera_status status = tessera_gemm_explain(op, &args, arch, format, nullptr, 0, &needed);
   std::string text(needed, '\0');
   if (status == TESSERA_OK) {
-    status = tessera_gemm_explain(TESSERA_GEMM_DENSE, &args, arch, format, text.data(), text.size(), &needed);
+    status = tessera_gemm_explain(op, &args, arch, format, text.data(), text.size(), &needed);
   }
   if (status != TESSERA_OK) return Status(status, tessera_last_error());
   text.resize(needed - 1);

@@ -161,16 +161,75 @@ Outputs compute(const Inputs& in, const std::vector<std::int64_t>& rows, int thr
   return outputs;
 }
 
+HostTensor rows_of(const HostTensor& t, std::int64_t layer, std::int64_t first, std::int64_t count) {
+  HostTensor part(1, 1, count, t.shape[3]);
+  std::copy_n(t.data.begin() + t.offset(0, layer, first), part.size(), part.data.begin());
+  return part;
+}
+
+// The product of one group, as an ungrouped one.
+Inputs group_of(const Inputs& in, std::int64_t g) {
+  const GemmProblem& p = in.problem;
+  Inputs one;
+  one.problem = p;
+  one.problem.grouping = kUngrouped;
+  const bool ragged = !in.offsets.empty();
+  const auto at = static_cast<std::size_t>(g);
+  const std::int64_t first = ragged ? in.offsets[at] : 0, count = ragged ? in.offsets[at + 1] - first : 0;
+  (p.grouping == kRaggedSums ? one.problem.k : one.problem.m) = ragged ? count : p.m;
+  const auto layer = [&](const HostTensor& t) { return t.shape[1] > 1 ? g : 0; };
+  const auto whole = [&](const HostTensor& t) { return rows_of(t, layer(t), 0, t.shape[2]); };
+  const auto some = [&](const HostTensor& t) { return rows_of(t, layer(t), first, count); };
+  const auto like_out = [&](const HostTensor& t) {
+    return t.empty() ? HostTensor() : p.grouping == kRaggedRows ? some(t) : whole(t);
+  };
+  one.a = ragged ? some(in.a) : whole(in.a);
+  one.b = p.grouping == kRaggedSums ? some(in.b) : whole(in.b);
+  if (p.gated) one.gate = p.grouping == kRaggedSums ? some(in.gate) : whole(in.gate);
+  if (p.bias) one.bias = rows_of(in.bias, 0, g, 1);
+  if (p.bias && p.gated) one.gate_bias = rows_of(in.gate_bias, 0, g, 1);
+  one.saved = like_out(in.saved);
+  one.residual = like_out(in.residual);
+  return one;
+}
+
+template <class Real>
+Outputs compute_groups(const Inputs& in, const std::vector<std::int64_t>& rows, int threads) {
+  const GemmProblem& p = in.problem;
+  Outputs all;
+  all.out = HostTensor(1, 1, static_cast<std::int64_t>(rows.size()), p.n);
+  if (p.preactivation) all.preactivation = all.out;
+  for (std::int64_t g = 0; g < p.groups; ++g) {
+    const auto at = static_cast<std::size_t>(g);
+    const std::int64_t begin = p.grouping == kRaggedRows ? in.offsets[at] : g * p.m;
+    const std::int64_t end = p.grouping == kRaggedRows ? in.offsets[at + 1] : begin + p.m;
+    const auto first = std::lower_bound(rows.begin(), rows.end(), begin);
+    std::vector<std::int64_t> own(first, std::lower_bound(first, rows.end(), end));
+    if (own.empty()) continue;
+    for (std::int64_t& row : own) row -= begin;
+    const Outputs part = compute<Real>(group_of(in, g), own, threads);
+    const auto put = [&](const HostTensor& from, HostTensor& to) {
+      std::copy(from.data.begin(), from.data.end(), to.data.begin() + to.offset(0, 0, first - rows.begin()));
+      to.terms = std::max(to.terms, from.terms);
+    };
+    put(part.out, all.out);
+    if (p.preactivation) put(part.preactivation, all.preactivation);
+  }
+  return all;
+}
+
 }  // namespace
 
 double activated(int activation, double x) { return f(activation, x); }
 double derivative(int activation, double x) { return f_prime(activation, x); }
 
 Outputs product(const Inputs& inputs, const std::vector<std::int64_t>& rows, int threads) {
-  return compute<double>(inputs, rows, threads);
+  return inputs.problem.op == GemmOp::kGrouped ? compute_groups<double>(inputs, rows, threads)
+                                               : compute<double>(inputs, rows, threads);
 }
 Outputs plain_product(const Inputs& inputs, const std::vector<std::int64_t>& rows, int threads) {
-  return compute<float>(inputs, rows, threads);
+  return inputs.problem.op == GemmOp::kGrouped ? compute_groups<float>(inputs, rows, threads)
+                                               : compute<float>(inputs, rows, threads);
 }
 
 }  // namespace tessera::verify::gemm

@@ -14,11 +14,13 @@
 
 namespace tessera::verify::gemm {
 
-// Matrices are [1, 1, rows, columns] as they are stored, vectors [1, 1, 1, N]. Values are rounded to their types already.
+// Matrices are [1, 1 or groups, rows, columns] as they are stored, vectors [1, 1, 1 or groups, N]. Values are rounded to
+// their types already.
 struct Inputs {
   GemmProblem problem;
   HostTensor a, b, gate;
   HostTensor bias, gate_bias, saved, residual;  // empty if not given
+  std::vector<std::int32_t> offsets;            // of ragged groups
 };
 
 struct Outputs {
@@ -29,7 +31,7 @@ struct Outputs {
 double activated(int activation, double x);
 double derivative(int activation, double x);
 
-// rows: those of out that are computed. threads 0: as many as the machine has.
+// rows: those of out that are computed; if it has a matrix per group, row m of group g is g M + m. threads 0: as many as the machine has.
 Outputs product(const Inputs& inputs, const std::vector<std::int64_t>& rows, int threads = 0);
 // The plain same-precision computation that sets the scale of acceptable error, rounded to the results' types.
 Outputs plain_product(const Inputs& inputs, const std::vector<std::int64_t>& rows, int threads = 0);

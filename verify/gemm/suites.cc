@@ -64,6 +64,17 @@ Change layout(Layout l) {
 Change distribution(Distribution d) {
   return [=](Case& c) { c.distribution = d; };
 }
+Change groups(std::int64_t count, int grouping, Routing routing = Routing::kEven) {
+  return [=](Case& c) {
+    c.problem.op = GemmOp::kGrouped;
+    c.problem.groups = count;
+    c.problem.grouping = grouping;
+    c.routing = routing;
+  };
+}
+Change shared_a() {
+  return [](Case& c) { c.problem.a_shared = true; };
+}
 Change sampled(std::int64_t rows) {
   return [=](Case& c) { c.sample = rows; };
 }
@@ -77,6 +88,8 @@ std::vector<Case> quick() {
     out.push_back(make(dtype, {130, 136, 72}, {bias(), activation(kSilu)}));
     out.push_back(make(dtype, {33, 65, 37}));
     out.push_back(make(dtype, {65, 48, 90}, {transposed(true, true), to_fp32()}));
+    out.push_back(make(dtype, {300, 72, 40}, {groups(5, kRaggedRows, Routing::kRandom)}));
+    out.push_back(make(dtype, {72, 40, 300}, {groups(5, kRaggedSums, Routing::kRandom), transposed(true, true)}));
   }
   return out;
 }
@@ -116,7 +129,44 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {72, 56, 5000}, {transposed(true, true)}));
     out.push_back(make(dtype, {61, 45, 4099}, {transposed(true, true), residual(), to_fp32()}));
     out.push_back(make(dtype, {16, 130, 4096}, {bias(), activation(kGeluTanh), preactivation()}));
+    // Groups: empty ones, single rows, the edges of tiles; more groups than a warp has lanes.
+    for (const Routing routing : {Routing::kEven, Routing::kRandom, Routing::kHalf}) {
+      out.push_back(make(dtype, {640, 200, 136}, {groups(7, kRaggedRows, routing)}));
+      out.push_back(make(dtype, {200, 136, 640}, {groups(7, kRaggedSums, routing), transposed(true, true)}));
+    }
+    out.push_back(make(dtype, {700, 40, 24}, {groups(70, kRaggedRows, Routing::kRandom), transposed(false, true)}));
+    out.push_back(
+        make(dtype, {24, 40, 700}, {groups(70, kRaggedSums, Routing::kRandom), transposed(true, true), to_fp32()}));
+    for (const Layout l : {Layout::kCompact, Layout::kPadded, Layout::kUnaligned, Layout::kInterleaved}) {
+      out.push_back(make(dtype, {141, 171, 93}, {groups(3, kBatched), layout(l), bias(), residual()}));
+      out.push_back(make(dtype, {72, 136, 64}, {groups(3, kBatched), layout(l), transposed(true, true)}));
+      if (l == Layout::kInterleaved) continue;
+      out.push_back(
+          make(dtype, {400, 171, 93},
+               {groups(4, kRaggedRows, Routing::kRandom), layout(l), bias(), activation(kSilu), preactivation()}));
+      out.push_back(
+          make(dtype, {93, 171, 400},
+               {groups(4, kRaggedSums, Routing::kRandom), layout(l), transposed(true, true), residual(), to_fp32()}));
+    }
+    out.push_back(make(dtype, {100, 3, 136}, {groups(10, kBatched), layout(Layout::kInterleaved)}));
+    out.push_back(make(dtype, {150, 72, 64}, {groups(4, kBatched), shared_a(), bias(), activation(kGeluTanh)}));
+    for (const Shape& s : {Shape{500, 184, 72}, Shape{500, 171, 77}}) {
+      out.push_back(make(dtype, s, {groups(6, kRaggedRows, Routing::kRandom), gated(), bias(), activation(kSilu)}));
+      out.push_back(
+          make(dtype, s,
+               {groups(6, kRaggedRows, Routing::kRandom), gradient(), activation(kGeluErf), transposed(false, true)}));
+      out.push_back(make(dtype, s, {groups(6, kRaggedRows, Routing::kRandom), preactivation(), activation(kRelu)}));
+      out.push_back(make(dtype, s, {groups(6, kRaggedRows, Routing::kRandom), residual(), to_fp32()}));
+    }
+    out.push_back(make(dtype, {0, 5, 3}, {groups(2, kRaggedRows)}));
+    out.push_back(make(dtype, {5, 7, 0}, {groups(2, kRaggedSums), transposed(true, true)}));
+    out.push_back(make(dtype, {9, 5, 0}, {groups(2, kRaggedRows), bias()}));
     if (dtype == DType::kFloat32) continue;
+    out.push_back(make(dtype, {9000, 520, 72}, {sampled(60), groups(20, kRaggedRows, Routing::kRandom)}));
+    out.push_back(make(dtype, {9000, 776, 72},
+                       {sampled(60), groups(8, kRaggedRows, Routing::kHalf), gated(), activation(kSilu)}));
+    out.push_back(
+        make(dtype, {520, 776, 9000}, {sampled(60), groups(8, kRaggedSums, Routing::kRandom), transposed(true, true)}));
     // Many tiles: every CTA has several.
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), bias(), activation(kSilu)}));
     out.push_back(make(dtype, {5000, 1376, 200}, {sampled(40), bias(), activation(kSilu), preactivation()}));
@@ -127,6 +177,10 @@ std::vector<Case> full() {
         make(dtype, {5000, 1365, 512}, {sampled(40), transposed(false, true), gradient(), activation(kSilu)}));
     out.push_back(make(dtype, {1365, 512, 5001}, {sampled(40), transposed(true, true), to_fp32()}));
     out.push_back(make(dtype, {512, 1365, 5001}, {sampled(40), transposed(true, true)}));
+    // Few columns: copies of unaligned rows would cost more than shifting them.
+    out.push_back(make(dtype, {5000, 64, 1365}, {sampled(40), residual()}));
+    out.push_back(make(dtype, {5000, 200, 93}, {sampled(40), bias(), activation(kSilu)}));
+    out.push_back(make(dtype, {40, 1365, 5001}, {transposed(true, true)}));
   }
   return out;
 }
@@ -139,6 +193,9 @@ std::vector<Case> hostile() {
       for (const Shape& s : {Shape{200, 272, 256}, Shape{190, 171, 133}}) {
         out.push_back(make(dtype, s, {distribution(d)}));
         out.push_back(make(dtype, s, {distribution(d), transposed(true, true), residual()}));
+        out.push_back(make(dtype, s, {distribution(d), groups(3, kRaggedRows, Routing::kRandom)}));
+        out.push_back(
+            make(dtype, s, {distribution(d), groups(3, kRaggedSums, Routing::kHalf), transposed(true, true)}));
         if (d != Distribution::kSaturated) continue;
         for (const int f : kActivations) {
           out.push_back(make(dtype, s, {distribution(d), activation(f), bias(), preactivation()}));
@@ -159,6 +216,8 @@ std::vector<Case> sanitize() {
     out.push_back(make(dtype, {130, 72, 77}, {gated(), activation(kSilu), transposed(false, true)}));
     out.push_back(make(dtype, {61, 45, 2051}, {transposed(true, true), residual(), to_fp32()}));
     out.push_back(make(dtype, {64, 96, 2048}, {transposed(true, false)}));
+    out.push_back(make(dtype, {300, 72, 40}, {groups(5, kRaggedRows, Routing::kRandom), residual()}));
+    out.push_back(make(dtype, {72, 45, 300}, {groups(5, kRaggedSums, Routing::kRandom), transposed(true, true)}));
   }
   return out;
 }
@@ -194,6 +253,17 @@ std::vector<Case> bench_gpu() {
   out.push_back(make(kType, {kTokens, kModel, kModel}, {tagged("projection")}));
   out.push_back(make(kType, {8192, 11008, 4096}, {tagged("gated"), gated(), activation(kSilu)}));
   out.push_back(make(kType, {8192, 4096, 11008}, {tagged("gated")}));
+  // Experts of a mixture, up projections over 8,192 tokens: top 2 of 8 and top 8 of 64, with their gradients.
+  for (const Routing routing : {Routing::kEven, Routing::kHalf}) {
+    out.push_back(make(kType, {16384, 14336, 4096}, {tagged("grouped"), groups(8, kRaggedRows, routing)}));
+    out.push_back(make(kType, {65536, 1408, 2048}, {tagged("grouped"), groups(64, kRaggedRows, routing)}));
+  }
+  out.push_back(
+      make(kType, {65536, 2048, 1408}, {tagged("grouped"), groups(64, kRaggedRows), transposed(false, true)}));
+  out.push_back(make(kType, {1408, 2048, 65536}, {tagged("grouped"), groups(64, kRaggedSums), transposed(true, true)}));
+  out.push_back(make(kType, {14336, 4096, 16384}, {tagged("grouped"), groups(8, kRaggedSums), transposed(true, true)}));
+  out.push_back(
+      make(kType, {65536, 1408, 2048}, {tagged("grouped"), groups(64, kRaggedRows), gated(), activation(kSilu)}));
   for (const std::int64_t m : {1, 16, 128}) out.push_back(make(kType, {m, 4096, 4096}, {tagged("few_rows")}));
   return out;
 }
@@ -218,16 +288,20 @@ const char* name_of(Distribution distribution) {
 
 double Case::flops() const {
   const double each = static_cast<double>(problem.m) * static_cast<double>(problem.n) * static_cast<double>(problem.k);
-  return 2 * each * (problem.gated ? 2 : 1);
+  return 2 * each * (problem.gated ? 2 : 1) * static_cast<double>(problem.grouping == kBatched ? problem.groups : 1);
 }
 
 double Case::bytes() const {
   const GemmProblem& p = problem;
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const auto in = static_cast<double>(size_of(p.dtype)), to = static_cast<double>(size_of(p.out_dtype));
-  const double operands = m * k * in + n * k * in * (p.gated ? 2 : 1);
-  const double vectors = p.bias ? n * in * (p.gated ? 2 : 1) : 0;
-  const double matrices = m * n * (to * (p.residual ? 2 : 1) + in * ((p.gradient ? 1 : 0) + (p.preactivation ? 1 : 0)));
+  const Layers layers = layers_of(p);
+  const double operands =
+      m * k * in * static_cast<double>(layers.a) + n * k * in * (p.gated ? 2 : 1) * static_cast<double>(layers.b);
+  const double vectors =
+      p.bias ? n * in * (p.gated ? 2 : 1) * static_cast<double>(std::max<std::int64_t>(p.groups, 1)) : 0;
+  const double matrices = m * n * static_cast<double>(layers.out) *
+                          (to * (p.residual ? 2 : 1) + in * ((p.gradient ? 1 : 0) + (p.preactivation ? 1 : 0)));
   return operands + vectors + matrices;
 }
 
@@ -239,34 +313,56 @@ double Case::unfused_bytes() const {
   return bytes() + pass * passes;
 }
 
-std::int64_t row_stride(const Case& c, std::int64_t columns) {
+MatrixStrides strides_of(const Case& c, std::int64_t layers, std::int64_t rows, std::int64_t columns) {
+  std::int64_t row = columns;
   switch (c.layout) {
     case Layout::kCompact:
-      return columns;
+      break;
     case Layout::kPadded:
-      return (columns + 7) / 8 * 8 + 8;
+      row = (columns + 7) / 8 * 8 + 8;
+      break;
     case Layout::kUnaligned:
-      return columns + 3;
+      row = columns + 3;
+      break;
+    case Layout::kInterleaved:
+      return {layers * columns, columns};
   }
-  return columns;
+  return {row, rows * row};
 }
 
 void set_alignment(Case& c) {
   GemmProblem& p = c.problem;
-  const auto aligned = [&](std::int64_t rows, std::int64_t columns, DType dtype) {
-    return rows <= 1 || columns == 0 || row_stride(c, columns) * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
+  const auto aligned = [&](std::int64_t layers, std::int64_t rows, std::int64_t columns, DType dtype) {
+    const MatrixStrides strides = strides_of(c, layers, rows, columns);
+    const auto multiple = [&](std::int64_t stride) {
+      return stride * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
+    };
+    if (layers * rows * columns == 0) return true;
+    return (rows == 1 || multiple(strides.row)) && (layers == 1 || multiple(strides.layer));
   };
-  p.a_aligned = p.a_transposed ? aligned(p.k, p.m, p.dtype) : aligned(p.m, p.k, p.dtype);
-  p.b_aligned = p.b_transposed ? aligned(p.k, p.n, p.dtype) : aligned(p.n, p.k, p.dtype);
-  p.out_aligned = aligned(p.m, p.n, p.out_dtype);
-  p.epilogue_aligned =
-      ((!p.gradient && !p.preactivation) || aligned(p.m, p.n, p.dtype)) && (!p.residual || p.out_aligned);
+  const Layers layers = layers_of(p);
+  p.a_aligned = p.a_transposed ? aligned(layers.a, p.k, p.m, p.dtype) : aligned(layers.a, p.m, p.k, p.dtype);
+  p.b_aligned = p.b_transposed ? aligned(layers.b, p.k, p.n, p.dtype) : aligned(layers.b, p.n, p.k, p.dtype);
+  p.out_aligned = aligned(layers.out, p.m, p.n, p.out_dtype);
+  p.epilogue_aligned = ((!p.gradient && !p.preactivation) || aligned(layers.out, p.m, p.n, p.dtype)) &&
+                       (!p.residual || p.out_aligned) &&
+                       (!p.bias || p.op != GemmOp::kGrouped || aligned(1, p.groups, p.n, p.dtype));
 }
 
 std::string describe(const Case& c) {
   const GemmProblem& p = c.problem;
   std::string text = format("gemm/{}/m{}_n{}_k{}", tessera::name_of(p.dtype), p.m, p.n, p.k);
   std::vector<std::string> parts;
+  if (p.op == GemmOp::kGrouped) {
+    parts.push_back(format("{}_{}",
+                           p.grouping == kRaggedRows   ? "ragged_rows"
+                           : p.grouping == kRaggedSums ? "ragged_sums"
+                           : p.a_shared                ? "shared_a"
+                                                       : "batched",
+                           p.groups));
+    if (c.routing == Routing::kRandom) parts.emplace_back("random");
+    if (c.routing == Routing::kHalf) parts.emplace_back("half");
+  }
   if (p.a_transposed || p.b_transposed)
     parts.push_back(format("{}{}", p.a_transposed ? 't' : 'n', p.b_transposed ? 't' : 'n'));
   if (p.bias) parts.emplace_back("bias");
@@ -278,6 +374,7 @@ std::string describe(const Case& c) {
   if (p.out_dtype != p.dtype) parts.push_back(format("out_{}", tessera::name_of(p.out_dtype)));
   if (c.layout == Layout::kPadded) parts.emplace_back("padded");
   if (c.layout == Layout::kUnaligned) parts.emplace_back("unaligned");
+  if (c.layout == Layout::kInterleaved) parts.emplace_back("interleaved");
   if (c.distribution != Distribution::kNormal) parts.emplace_back(name_of(c.distribution));
   return parts.empty() ? text : text + "/" + join(parts, "+");
 }

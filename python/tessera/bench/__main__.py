@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import datetime
-import importlib.util
 import json
 import pathlib
 import platform
@@ -13,7 +12,7 @@ import time
 from . import accuracy, cells, entrants, library, measure, report
 
 EXAMPLES = """examples:
-  python -m tessera.bench --json peers.json           79 rows, against FlashAttention-2 and cuDNN
+  python -m tessera.bench --json peers.json           79 rows, against FlashAttention-2, 3 and 4 and cuDNN
   python -m tessera.bench --filter d80 --rounds 50
   python -m tessera.bench --suite small --ops forward
   python -m tessera.bench --suite decode
@@ -31,7 +30,7 @@ def parse(arguments):
     parser.add_argument("--suite", default="table,small,decode",
                         help=f"comma-separated list of {', '.join(cells.SUITES)} (default: %(default)s)")
     parser.add_argument("--ops", default=",".join(report.OPS), help="comma-separated list (default: %(default)s)")
-    parser.add_argument("--peers", default="fa2,cudnn",
+    parser.add_argument("--peers", default="fa2,cudnn,fa3,fa4",
                         help=f"comma-separated list of {', '.join(entrants.PEERS)}; or all, or none "
                         "(default: %(default)s)")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="default: %(default)s")
@@ -57,7 +56,7 @@ def chosen_entrants(text):
     unknown = [n for n in names if n not in entrants.PEERS]
     if unknown:
         raise ValueError(f"--peers has '{unknown[0]}'; {', '.join(entrants.PEERS)}, all and none are accepted")
-    missing = [n for n in names if n in entrants.PACKAGES and importlib.util.find_spec(entrants.PACKAGES[n]) is None]
+    missing = [n for n in names if not entrants.installed(n)]
     return [n for n in names if n not in missing], missing
 
 
@@ -95,12 +94,12 @@ class Run:
             one = self.make(name, cell, tensors)
             one.choose()
             if op != "backward":
-                error, wrong = reference.judge(out=one.forward())
+                error, wrong, relative = reference.judge(out=one.forward())
                 call = one.forward
             else:
                 one.start_backward(tensors[3])
                 dq, dk, dv = one.backward()
-                error, wrong = reference.judge(dq=dq, dk=dk, dv=dv)
+                error, wrong, relative = reference.judge(dq=dq, dk=dk, dv=dv)
                 call = one.backward
         except library.Refused as refusal:
             return None, {"status": "refused", "detail": refusal.reason}
@@ -110,8 +109,8 @@ class Run:
             first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
             return None, {"status": "failed", "detail": first[:200]}
         if wrong:
-            return None, {"status": "wrong", "detail": wrong, "error_over_allowed": error}
-        result = {"status": "ok", "error_over_allowed": error}
+            return None, {"status": "wrong", "detail": wrong, "error_over_allowed": error, "relative_errors": relative}
+        result = {"status": "ok", "error_over_allowed": error, "relative_errors": relative}
         if hasattr(one, "explanation"):
             chosen = one.explanation["chosen"]
             result |= {name: chosen[name] for name in ("kernel", "config", "tuned")}

@@ -17,7 +17,8 @@ def heads_checked(batch, heads):
 
 
 def one_head(q, k, v, do, causal, exact):
-    """o, dq, dk, dv of one head, [S, D] each, as fp64; `exact`: fp64 throughout, else the plain computation."""
+    """o, dq, dk, dv of one query head, [S, D] each, as fp64; `exact`: fp64 throughout, else the plain computation. dk and
+    dv are not rounded yet: the heads of a group are summed first."""
     import torch
 
     real = torch.float64 if exact else torch.float32
@@ -44,7 +45,13 @@ def one_head(q, k, v, do, causal, exact):
         del weights
         dq[rows] = rounded(ds @ dtype_k[:end] * scale)
         dk[:end] += ds.T @ dtype_q[rows]
-    return {name: t.double() for name, t in (("out", o), ("dq", dq), ("dk", rounded(dk * scale)), ("dv", rounded(dv)))}
+    return {name: t.double() for name, t in (("out", o), ("dq", dq), ("dk", dk * scale), ("dv", dv))}
+
+
+def key_head_gradients(heads, exact, dtype):
+    """dk and dv of a key head from the results of its query heads."""
+    sums = {name: sum(head[name] for head in heads) for name in ("dk", "dv")}
+    return sums if exact else {name: t.to(dtype).double() for name, t in sums.items()}
 
 
 class Reference:
@@ -54,25 +61,33 @@ class Reference:
         self.dtype = q.dtype
         self.epsilon = 2.0**-7 if q.dtype == torch.bfloat16 else 2.0**-10 if q.dtype == torch.float16 else 2.0**-23
         self.heads = []
+        group = cell.heads_q // cell.heads_kv
         for b, h in heads_checked(cell.batch, cell.heads_q):
-            key_head = h // (cell.heads_q // cell.heads_kv)
-            head = [q[b, :, h], k[b, :, key_head], v[b, :, key_head], do[b, :, h]]
-            exact, plain = (one_head(*head, cell.causal, e) for e in (True, False))
-            self.heads.append((b, h, exact, plain))
+            key_head = h // group
+            members = range(key_head * group, (key_head + 1) * group) if "backward" in cell.ops else [h]
+            found = []
+            for exact in (True, False):
+                heads = {m: one_head(q[b, :, m], k[b, :, key_head], v[b, :, key_head], do[b, :, m], cell.causal, exact)
+                         for m in members}
+                found.append(heads[h] | key_head_gradients(heads.values(), exact, q.dtype))
+            self.heads.append((b, h, key_head, *found))
 
     def judge(self, **results):
-        """(error over what is allowed, a message if that is too much)."""
-        worst = 0.0
+        """(error over what is allowed, a message if that is too much, {name: error in the Frobenius norm over the
+        result's})."""
+        worst, message, relative = 0.0, "", {}
         for name, tensor in results.items():
             if not bool(tensor.isfinite().all()):
-                return float("inf"), f"{name} has NaN or infinity"
-            for b, h, exact, plain in self.heads:
+                return float("inf"), f"{name} has NaN or infinity", {}
+            for b, h, key_head, exact, plain in self.heads:
                 want, base = exact[name], plain[name]
-                error, own = tensor[b, :, h].double() - want, base - want
+                error, own = tensor[b, :, key_head if name in ("dk", "dv") else h].double() - want, base - want
+                size = float(want.norm())
+                relative[name] = max(relative.get(name, 0.0), float(error.norm()) / size if size > 0 else 0.0)
                 for norm in (lambda t: float(t.abs().max()), lambda t: float(t.norm())):
                     allowed = FACTOR * norm(own) + self.epsilon * norm(want)
                     ratio = norm(error) / allowed if norm(error) > 0 else 0.0
                     worst = max(worst, ratio)
-                    if not ratio <= 1:
-                        return ratio, f"{name} is off by {ratio:.3g} times what is allowed"
-        return worst, ""
+                    if not ratio <= 1 and not message:
+                        message = f"{name} is off by {ratio:.3g} times what is allowed"
+        return worst, message, relative

@@ -6,7 +6,7 @@ FLOPs and bytes. Its "cases" are one object per shape and op:
     name           the op and the shape's name: "forward/bf16/b8_s2048_h16_d128/causal"
     family, op     "attention", "attention_forward"
     fields         dtype, batch, seq_q, seq_k, heads_q, heads_kv, dim_qk, dim_v, causal
-    tags           suites: "table", "small", "decode"; or "toy", with "small" or "decode" for how it is measured
+    tags           suites: "table", "odd", "small", "decode"; or "toy", with "small" or "decode" for how it is measured
     flops          useful work: 4 B H D for each visible (query, key) pair forward, 2.5x backward
     bytes          each tensor once, with the fp32 LSE, which decode does not have
     unfused_bytes  with the scores going through memory
@@ -17,7 +17,7 @@ import json
 import pathlib
 
 FILE = pathlib.Path(__file__).with_name("cells.json")
-SUITES = ("table", "small", "decode", "toy")
+SUITES = ("table", "odd", "small", "decode", "toy")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,19 +135,39 @@ def flex(cell, q, k, v, _):
     return Torch(cell, q, k, v, attend)
 
 
-def flash_attn(module_name):
+def flash_attn(module_name, deterministic=False):
     def make(cell, q, k, v, _):
         import importlib
 
         function = importlib.import_module(module_name).flash_attn_func
 
         def attend(q, k, v):
-            result = function(q, k, v, causal=cell.causal)
+            result = function(q, k, v, causal=cell.causal, deterministic=deterministic)
             return result[0] if isinstance(result, tuple) else result
 
         return Torch(cell, q, k, v, attend)
 
     return make
+
+
+class Vllm:
+    """FlashAttention-3 as vLLM builds it: forward only, over packed sequences of equal length."""
+
+    def __init__(self, cell, q, k, v, _):
+        import torch
+        from vllm.vllm_flash_attn import flash_attn_varlen_func
+
+        starts = torch.arange(0, cell.batch + 1, dtype=torch.int32, device=q.device)
+        packed = [t.flatten(0, 1) for t in (q, k, v)]
+        self.forward = lambda: flash_attn_varlen_func(
+            *packed, max_seqlen_q=cell.seq_q, cu_seqlens_q=starts * cell.seq_q, max_seqlen_k=cell.seq_k,
+            cu_seqlens_k=starts * cell.seq_k, causal=cell.causal, fa_version=3).view(cell.out_shape)
+
+    def choose(self):
+        pass
+
+    def start_backward(self, dout):
+        raise library.Refused("vLLM's build has no backward")
 
 
 class FlashInfer:
@@ -190,6 +210,22 @@ PEERS = {
     "flex": (flex, "FlexAttention, compiled"),
     "flash_attn": (flash_attn("flash_attn"), "flash_attn package"),
     "fa3": (flash_attn("flash_attn_interface"), "FlashAttention-3 package"),
+    "fa3-det": (flash_attn("flash_attn_interface", True), "FlashAttention-3 package, deterministic"),
+    "fa3-vllm": (Vllm, "FlashAttention-3 in vLLM"),
+    "fa4": (flash_attn("flash_attn.cute"), "FlashAttention-4 package"),
+    "fa4-det": (flash_attn("flash_attn.cute", True), "FlashAttention-4 package, deterministic"),
     "flashinfer": (FlashInfer, "flashinfer package"),
 }
-PACKAGES = {"flash_attn": "flash_attn", "fa3": "flash_attn_interface", "flashinfer": "flashinfer"}
+# FlashAttention-4 installs the folder flash_attn, too, without FlashAttention-2's modules in it.
+PACKAGES = {"flash_attn": "flash_attn.flash_attn_interface", "fa3": "flash_attn_interface",
+            "fa3-det": "flash_attn_interface", "fa3-vllm": "vllm.vllm_flash_attn", "fa4": "flash_attn.cute",
+            "fa4-det": "flash_attn.cute", "flashinfer": "flashinfer"}
+
+
+def installed(name):
+    import importlib.util
+
+    try:
+        return name not in PACKAGES or importlib.util.find_spec(PACKAGES[name]) is not None
+    except Exception:  # the package around it is missing or cannot be imported
+        return False

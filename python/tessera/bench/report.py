@@ -139,8 +139,12 @@ def text_of(record):
             if op == "decode":
                 parts.append(bandwidth_table(rows, used))
                 parts += served_through(rows)
+    errors = error_table(record)
+    if errors:
+        parts.append(errors)
     notes = sorted({f"  {name}: {result['detail']}" for row in record["rows"] for name, result in
-                    row["entrants"].items() if result.get("detail")})
+                    row["entrants"].items() if result.get("detail") and result["status"] != "wrong"})
+    notes += wrong_results(record)
     if notes:
         parts.append("\nnot timed:\n" + "\n".join(notes))
     parts.append("\nTessera's speed over each peer's, cell by cell:")
@@ -155,11 +159,45 @@ def text_of(record):
                     parts.append(line_about(f"{kind}, {peer}", pairs))
             if len(peers) > 1:
                 parts.append(line_about(f"{kind}, the best of them", against_best(record, op, "tessera", peers, small)))
-    for peer in ("tessera", "fa2-det", "cudnn-det"):
+    deterministic = [peer for peer in peers if peer.endswith("-det")]
+    for peer in ["tessera"] + deterministic:
         pairs = speedups(record, "backward", "tessera-det", peer, small=False)
         if pairs:
             parts.append(line_about(f"deterministic, {peer}", pairs))
+    if len(deterministic) > 1:
+        pairs = against_best(record, "backward", "tessera-det", deterministic, small=False)
+        parts.append(line_about("deterministic, the best", pairs))
     return "\n".join(parts)
+
+
+def wrong_results(record):
+    """A line for each entrant with wrong results: in how many rows it is not timed and not among the best."""
+    wrong = {}
+    for row in record["rows"]:
+        for name, result in row["entrants"].items():
+            if result["status"] == "wrong":
+                wrong.setdefault(name, []).append(f"{row['op']} {row['cell']}: {result['detail']}")
+    return [f"  {name}: wrong in {len(lines)} rows, and left out of the best of them there; {lines[0]}"
+            for name, lines in sorted(wrong.items())]
+
+
+def error_table(record):
+    """The relative error of each result against fp64, in geometric mean over the rows in which all entrants that serve
+    the op are correct."""
+    lines = []
+    for op in OPS:
+        rows = [r for r in record["rows"] if r["op"] == op]
+        timed = [e for e in record["entrants"] if any(r["entrants"].get(e, {}).get("status") == "ok" for r in rows)]
+        rows = [r for r in rows if all(r["entrants"].get(e, {}).get("relative_errors") and
+                                       r["entrants"][e]["status"] == "ok" for e in timed)]
+        for name in rows[0]["entrants"][timed[0]]["relative_errors"] if rows and timed else ():
+            means = [geometric_mean([max(r["entrants"][e]["relative_errors"][name], 1e-12) for r in rows]) for e in timed]
+            by_entrant = dict(zip(timed, means))
+            lines.append([f"{op} {name}, {len(rows)} rows"] +
+                         [f"{by_entrant[e]:.2e}" if e in by_entrant else "-" for e in record["entrants"]])
+    if not lines:
+        return ""
+    return "\nrelative error against fp64 (Frobenius)\n" + in_columns([[""] + list(record["entrants"])] + lines)
 
 
 def small_table(rows, entrants):

@@ -64,7 +64,7 @@ inline float* row_of(const RowView& view, std::int64_t batch, std::int64_t head,
 
 inline Mask mask_of(const AttentionProblem& problem) {
   return {problem.causal, problem.op == AttentionOp::kDecode || problem.alignment == Alignment::kBottomRight,
-          problem.window_left, problem.window_right};
+          problem.window_left, problem.window_right, problem.chunk};
 }
 
 // Tiles of a packed sequence are numbered from start_of(b): no two sequences overlap, and empty ones cost one at most.

@@ -6,6 +6,49 @@
 #include "attention/cpu/common.h"
 
 namespace tessera::cpu {
+namespace {
+
+// Packed queries: each sequence by itself.
+AttentionProblem one_sequence(AttentionProblem p, std::int64_t queries) {
+  p.batch = 1;
+  p.seq_q = queries;
+  p.varlen = false;
+  p.total_q = 0;
+  return p;
+}
+
+void decode_packed(const TileOps& ops, const AttentionArgs& args, int threads, void* workspace) {
+  const std::int32_t row_of_batch[] = {0};  // of a view that begins there
+  for (std::int64_t b = 0; b < args.problem.batch; ++b) {
+    const std::int64_t first = args.cu_seqlens_q[b], queries = args.cu_seqlens_q[b + 1] - first;
+    if (queries == 0) {
+      if (args.status != nullptr) args.status[b] = 0;
+      continue;
+    }
+    AttentionArgs one = args;
+    one.problem = one_sequence(args.problem, queries);
+    one.cu_seqlens_q = nullptr;
+    const DType dtype = args.problem.dtype;
+    one.q.data = element(args.q, dtype, 0, first, 0);
+    one.o.data = element(args.o, dtype, 0, first, 0);
+    if (args.lse.data != nullptr) one.lse.data = args.lse.data + first;
+    if (args.alibi_slopes != nullptr) one.alibi_slopes += b * args.alibi_batch_stride;
+    if (args.cache_seqlens != nullptr) one.cache_seqlens += b;
+    if (args.leftpad_k != nullptr) one.leftpad_k += b;
+    if (args.status != nullptr) one.status += b;
+    if (args.problem.paged) {
+      one.page_table += b * args.page_table_stride;
+    } else {
+      const std::int64_t row = args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b;
+      one.k.data = element(args.k, dtype, row, 0, 0);
+      one.v.data = element(args.v, dtype, row, 0, 0);
+      one.cache_batch_idx = row_of_batch;
+    }
+    decode(ops, one, threads, workspace);
+  }
+}
+
+}  // namespace
 
 std::size_t workspace_bytes(const AttentionProblem& problem, int threads) {
   const TileOps* ops = ops_for(problem.dtype);
@@ -17,7 +60,10 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int threads) {
     case AttentionOp::kBackward:
       return backward_workspace(*ops, problem, threads);
     case AttentionOp::kDecode:
-      return decode_workspace(*ops, problem, threads);
+      if (!problem.varlen) return decode_workspace(*ops, problem, threads);
+      // Fewer queries have fewer blocks of rows, but shorter and so more stretches of keys. With b blocks of 64 rows
+      // there are at most b (Sk / (512 (b - 1)) + 1) partial results: three times those of the longest sequence.
+      return 3 * decode_workspace(*ops, one_sequence(problem, problem.seq_q), threads);
   }
   return 0;
 }
@@ -35,7 +81,7 @@ Status run(const AttentionArgs& args, int threads, void* workspace) {
         backward(*ops, args, threads, workspace);
         break;
       case AttentionOp::kDecode:
-        decode(*ops, args, threads, workspace);
+        args.problem.varlen ? decode_packed(*ops, args, threads, workspace) : decode(*ops, args, threads, workspace);
         break;
     }
   } catch (const std::bad_alloc&) {

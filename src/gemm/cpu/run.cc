@@ -2,14 +2,14 @@
 #include "gemm/cpu/run.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/arithmetic.h"
+#include "base/format.h"
+#include "base/tensor.h"
 #include "cpu/thread_pool.h"
 #include "gemm/cpu/block_product.h"
+#include "gemm/cpu/elements.h"
 
 namespace tessera::gemm::cpu_backend {
 namespace {
@@ -20,82 +20,6 @@ constexpr std::int64_t kBlockK = 256;  // packed B: 256 KiB, in L2
 
 constexpr std::size_t kFloats = static_cast<std::size_t>(kBlockM * kBlockK + kBlockK * kBlockN);
 constexpr std::size_t kSums = static_cast<std::size_t>(kBlockM * kBlockN);
-
-float load(DType dtype, const void* data, std::int64_t at) {
-  if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[at];
-  if (dtype == DType::kBFloat16) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
-  if ((bits & 0x7c00u) == 0x7c00u) return std::bit_cast<float>(sign | magnitude | 0x7f800000u);
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f));
-}
-
-std::uint16_t bf16_of(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  if (std::isnan(value)) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-// Round to nearest even. Below the smallest normal number, adding 0.5 aligns the value's last kept bit with fp32's.
-std::uint16_t fp16_of(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
-  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 65520 and above
-  if (magnitude < 0x38800000u) {
-    const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
-    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(aligned) - 0x3f000000u));
-  }
-  const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u;
-  return static_cast<std::uint16_t>(sign | (rounded >> 13));
-}
-void store(DType dtype, void* data, std::int64_t at, float value) {
-  if (dtype == DType::kFloat32) {
-    static_cast<float*>(data)[at] = value;
-  } else {
-    static_cast<std::uint16_t*>(data)[at] = dtype == DType::kBFloat16 ? bf16_of(value) : fp16_of(value);
-  }
-}
-
-constexpr float kGeluScale = 0.7978845608028654f, kGeluCubic = 0.044715f, kSqrtHalf = 0.7071067811865476f;
-
-float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
-float activated(int activation, float x) {
-  switch (activation) {
-    case kRelu:
-      return x < 0 ? 0 : x;
-    case kSilu:
-      return x * sigmoid(x);
-    case kGeluTanh:
-      return x * sigmoid(2 * kGeluScale * (x + kGeluCubic * x * x * x));
-    case kGeluErf:
-      return 0.5f * x * (1 + std::erf(x * kSqrtHalf));
-    default:
-      return x;
-  }
-}
-
-float derivative(int activation, float x) {
-  switch (activation) {
-    case kRelu:
-      return x > 0 ? 1.0f : 0.0f;
-    case kSilu: {
-      const float s = sigmoid(x);
-      return s + x * s * (1 - s);
-    }
-    case kGeluTanh: {
-      const float c = std::clamp(x, -10.0f, 10.0f);  // beyond, the slope of the sigmoid is 0 and squares overflow
-      const float s = sigmoid(2 * kGeluScale * (c + kGeluCubic * c * c * c));
-      return s + c * s * (1 - s) * 2 * kGeluScale * (1 + 3 * kGeluCubic * c * c);
-    }
-    case kGeluErf:
-      return 0.5f * (1 + std::erf(x * kSqrtHalf)) + x * 0.3989422804014327f * std::exp(-0.5f * x * x);
-    default:
-      return 1;
-  }
-}
 
 class Task {
  public:
@@ -159,6 +83,77 @@ class Task {
 
 std::size_t floats_per_thread(const GemmProblem& p) { return kFloats + kSums * (p.gated ? 2 : 1); }
 
+// Rows, or terms, of a group.
+GroupRange range_of(const GemmArgs& args, std::int64_t group) {
+  const GemmProblem& p = args.problem;
+  if (args.offsets == nullptr) return {0, 0};
+  return group_range(args.offsets, static_cast<int>(group), static_cast<int>(p.grouping == kRaggedRows ? p.m : p.k));
+}
+
+// The product of one group, as an ungrouped one.
+GemmArgs group_of(const GemmArgs& args, std::int64_t group) {
+  GemmArgs one = args;
+  GemmProblem& p = one.problem;
+  const auto move = [&](GemmView& view, DType dtype, std::int64_t rows) {
+    if (view.data == nullptr) return;
+    const std::int64_t elements = group * view.group_stride + rows * view.row_stride;
+    view.data = static_cast<std::byte*>(view.data) + elements * static_cast<std::int64_t>(size_of(dtype));
+  };
+  const GroupRange range = range_of(args, group);
+  const std::int64_t of_out = p.grouping == kRaggedRows ? range.begin : 0;
+  const std::int64_t of_terms = p.grouping == kRaggedSums ? range.begin : 0;
+  if (p.grouping == kRaggedRows) p.m = range.end - range.begin;
+  if (p.grouping == kRaggedSums) p.k = range.end - range.begin;
+  move(one.a, p.dtype, of_out + of_terms);
+  move(one.b, p.dtype, of_terms);
+  move(one.gate, p.dtype, of_terms);
+  move(one.bias, p.dtype, 0);
+  move(one.gate_bias, p.dtype, 0);
+  move(one.saved, p.dtype, of_out);
+  move(one.preactivation, p.dtype, of_out);
+  move(one.residual, p.out_dtype, of_out);
+  move(one.out, p.out_dtype, of_out);
+  return one;
+}
+
+std::int64_t row_blocks(const GemmArgs& args, std::int64_t group) {
+  const GemmProblem& p = args.problem;
+  if (p.grouping != kRaggedRows) return ceil_div(p.m, kBlockM);
+  const GroupRange range = range_of(args, group);
+  return ceil_div(range.end - range.begin, kBlockM);
+}
+
+Status check_offsets(const GemmArgs& args) {
+  const GemmProblem& p = args.problem;
+  if (args.offsets == nullptr) return {};
+  const std::int64_t most = p.grouping == kRaggedRows ? p.m : p.k;
+  if (args.offsets[0] != 0) return invalid(format("offsets[0] is {}; 0 is accepted", args.offsets[0]));
+  for (std::int64_t g = 0; g < p.groups; ++g) {
+    const std::int32_t begin = args.offsets[g], end = args.offsets[g + 1];
+    if (end < begin || end > most) {
+      return invalid(format("offsets[{}] is {}; {} to {} is accepted", g + 1, end, begin, most));
+    }
+  }
+  return {};
+}
+
+Status run_grouped(const BlockOps& ops, const GemmArgs& args, int threads, float* scratch) {
+  const GemmProblem& p = args.problem;
+  if (Status s = check_offsets(args); !s.ok()) return s;
+  const std::int64_t across = ceil_div(p.n, kBlockN);
+  std::int64_t blocks = 0;
+  for (std::int64_t g = 0; g < p.groups; ++g) blocks += row_blocks(args, g);
+  tessera::cpu::parallel_for(saturating_product(blocks, across), std::max(threads, 1),
+                             [&](std::int64_t task, int slot) {
+                               std::int64_t group = 0, block = task / across;
+                               for (; block >= row_blocks(args, group); ++group) block -= row_blocks(args, group);
+                               const GemmArgs one = group_of(args, group);
+                               Task(ops, one, scratch + static_cast<std::size_t>(slot) * floats_per_thread(p))
+                                   .run(block * kBlockM, task % across * kBlockN);
+                             });
+  return {};
+}
+
 }  // namespace
 
 std::size_t workspace_bytes(const GemmProblem& problem, int threads) {
@@ -169,6 +164,7 @@ Status run(const GemmArgs& args, int threads, void* workspace) {
   const BlockOps* ops = block_ops();
   if (ops == nullptr) return {TESSERA_UNSUPPORTED, "the CPU backend needs an x86-64 CPU with SSE4.2"};
   const GemmProblem& p = args.problem;
+  if (p.op == GemmOp::kGrouped) return run_grouped(*ops, args, threads, static_cast<float*>(workspace));
   const std::int64_t across = ceil_div(p.n, kBlockN);
   const std::int64_t tasks = saturating_product(ceil_div(p.m, kBlockM), across);
   tessera::cpu::parallel_for(tasks, std::max(threads, 1), [&](std::int64_t task, int slot) {

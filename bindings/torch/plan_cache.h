@@ -1,0 +1,61 @@
+// Plans that are kept from call to call, by everything that they depend on. The GIL guards them.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "plan.h"
+
+namespace tessera::python {
+
+using SharedPlan = std::shared_ptr<const tessera_plan>;
+
+// Key: compared as bytes, so clear it with memset before it is filled.
+template <class Key>
+class PlanCache {
+ public:
+  // create(&plan) makes the plan if there is none yet, without the GIL. Returns null, with an exception set, if it fails.
+  template <class Create>
+  SharedPlan find(const Key& key, Create&& create) {
+    const auto known = plans_.find(key);
+    if (known != plans_.end()) return known->second;
+    tessera_plan* made = nullptr;
+    PyThreadState* state = PyEval_SaveThread();
+    const tessera_status status = create(&made);
+    PyEval_RestoreThread(state);
+    if (!succeeded(status)) return nullptr;
+    SharedPlan plan(made, [](const tessera_plan* p) { tessera_plan_destroy(const_cast<tessera_plan*>(p)); });
+    if (plans_.size() >= kMostPlans) plans_.clear();
+    plans_.emplace(key, plan);
+    return plan;
+  }
+
+ private:
+  static constexpr std::size_t kMostPlans = 4096;
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&key), sizeof key});
+    }
+  };
+  struct Equal {
+    bool operator()(const Key& a, const Key& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
+  };
+  std::unordered_map<Key, SharedPlan, Hash, Equal> plans_;
+};
+
+// Whether rows start at multiples of 16 bytes: must agree with the families' check.cc.
+inline bool has_aligned_rows(const tessera_tensor& t) {
+  const std::uint64_t bytes = t.dtype.bits / 8;
+  std::uint64_t all = reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset;
+  std::int64_t compact = t.ndim > 0 ? t.shape[t.ndim - 1] : 1;
+  for (int dim = t.ndim - 2; dim >= 0; --dim) {
+    if (t.shape[dim] > 1) all |= static_cast<std::uint64_t>(t.strides != nullptr ? t.strides[dim] : compact) * bytes;
+    compact *= t.shape[dim];
+  }
+  return all % 16 == 0;
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,64 @@
+/* Losses with their gradients, in one pass. */
+#ifndef TESSERA_LOSS_H_
+#define TESSERA_LOSS_H_
+
+#include "tessera/tessera.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tessera_loss_op {
+  TESSERA_LOSS_GMM_NLL = 0 /* the negative log-likelihood of Gaussian mixtures */
+} tessera_loss_op;
+
+typedef enum tessera_reduction {
+  TESSERA_REDUCTION_NONE = 0,
+  TESSERA_REDUCTION_MEAN = 1, /* of at least one row */
+  TESSERA_REDUCTION_SUM = 2
+} tessera_reduction;
+
+/* For each row, with K components of (logit, mu, log sigma):
+ *
+ *   z = (target - mu) / sigma,  a = logit - z^2 / 2 - log sigma
+ *   loss = LSE(logit) - LSE(a) + log(2 pi) / 2
+ *
+ * that is, -log of the sum over k of softmax(logit)_k N(target; mu_k, sigma_k). dparams gets the gradient of each row's own
+ * loss, whatever the reduction: with r = softmax(a), softmax(logit) - r, -r z / sigma and r (1 - z^2).
+ *
+ * Arithmetic is fp32. 1 / sigma is at most e^87 and |z| at most 2^60: beyond, loss and gradient are those of the limit.
+ * A gradient beyond the largest finite number of its type is that number. So finite inputs give finite losses, and a mean
+ * of them is finite. Sums over rows are in a fixed order.
+ *
+ * Set it up with TESSERA_LOSS_INIT, then the fields you need. The last dim of every tensor is contiguous. */
+typedef struct tessera_loss {
+  size_t struct_size;
+
+  const tessera_tensor* params;  /* [rows, K, 3], fp16, bf16 or fp32; K is at least 1 */
+  const tessera_tensor* target;  /* [rows], of params' type or fp32 */
+  const tessera_tensor* out;     /* fp32, written: [rows], or [1] if reduced */
+  const tessera_tensor* dparams; /* like params, written, optional */
+
+  tessera_reduction reduction;
+  uint32_t flags; /* 0 */
+} tessera_loss;
+
+#define TESSERA_LOSS_INIT \
+  { sizeof(tessera_loss), NULL, NULL, NULL, NULL, TESSERA_REDUCTION_MEAN, 0u }
+
+/* As for the functions of the same names in tessera/gemm.h. */
+TESSERA_API tessera_status tessera_loss_plan_create(tessera_loss_op op, const tessera_loss* args, tessera_plan** plan);
+TESSERA_API tessera_status tessera_loss_plan_run(const tessera_plan* plan, const tessera_loss* args, void* workspace,
+                                                 size_t workspace_bytes, void* stream);
+TESSERA_API tessera_status tessera_loss_run(tessera_loss_op op, const tessera_loss* args, void* workspace,
+                                            size_t workspace_bytes, void* stream);
+TESSERA_API tessera_status tessera_loss_workspace(tessera_loss_op op, const tessera_loss* args, size_t* bytes);
+TESSERA_API tessera_status tessera_loss_explain(tessera_loss_op op, const tessera_loss* args, const char* arch,
+                                                tessera_explain_format format, char* text, size_t capacity,
+                                                size_t* needed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_LOSS_H_ */

@@ -1,0 +1,46 @@
+// What is asked of a loss, as plain values. check.cc checks the caller's tensors and fills these; every backend, the
+// selector and `explain` read them and nothing else.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace tessera {
+
+enum class LossOp : std::uint8_t { kGmmNll };
+enum class Reduction : std::uint8_t { kNone, kMean, kSum };
+
+constexpr const char* name_of(LossOp) { return "loss_gmm_nll"; }
+constexpr const char* name_of(Reduction reduction) {
+  return reduction == Reduction::kNone ? "none" : reduction == Reduction::kMean ? "mean" : "sum";
+}
+
+// tessera/loss.h says what each op computes.
+struct LossProblem {
+  LossOp op = LossOp::kGmmNll;
+  DType dtype = DType::kFloat32;
+  DType target_dtype = DType::kFloat32;  // dtype or fp32
+  std::int64_t rows = 0;
+  std::int64_t components = 0;  // K
+  Reduction reduction = Reduction::kMean;
+  bool gradient = false;  // dparams is given
+
+  bool operator==(const LossProblem&) const = default;
+};
+
+// Strides count elements; the last dim is contiguous.
+struct LossView {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t component_stride = 0;
+};
+
+struct LossArgs {
+  LossProblem problem;
+  LossView params, target;  // read
+  LossView out;             // written
+  LossView dparams;         // written; null if not given
+};
+
+}  // namespace tessera

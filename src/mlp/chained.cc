@@ -1,0 +1,333 @@
+// An MLP as products of the gemm family, one after another, on whatever device: the forward has two or three, the backward up
+// to eight. What is between the layers and is not the caller's is in the workspace, with rows at multiples of 16 bytes, so
+// that TMA loads any hidden width.
+#include <algorithm>
+
+#include "base/format.h"
+#include "engine/select.h"
+#include "gemm/family.h"
+#include "gemm/gpu.h"
+#include "mlp/family.h"
+#include "mlp/gated.h"
+
+namespace tessera::mlp {
+namespace {
+
+using engine::Device;
+using T = MlpTensor;
+
+// A product, or, without one, the elements of a gated pair.
+struct Link {
+  const char* name;
+  bool is_product = true;
+  T a = T::kNone, b = T::kNone, out = T::kNone;
+  bool a_transposed = false, b_transposed = false;
+  T bias = T::kNone, gate = T::kNone, gate_bias = T::kNone;
+  T saved = T::kNone, preactivation = T::kNone, residual = T::kNone;
+  bool activates = false;  // else the activation is the identity
+};
+
+T if_given(const MlpProblem& p, T tensor) { return p.has(tensor) ? tensor : T::kNone; }
+
+// before and hidden, or before and before_gate, or, if nothing of it is kept, hidden alone.
+void add_first_layer(const MlpProblem& p, bool keeps, std::vector<Link>& links) {
+  Link up{.name = "up", .a = T::kX, .b = T::kUp, .bias = if_given(p, T::kUpBias)};
+  if (!p.has(T::kGate) || !keeps) {
+    up.out = T::kHidden;
+    up.activates = true;
+    if (keeps) up.preactivation = T::kBefore;
+    up.gate = if_given(p, T::kGate);
+    up.gate_bias = if_given(p, T::kGateBias);
+    links.push_back(up);
+    return;
+  }
+  up.out = T::kBefore;
+  links.push_back(up);
+  links.push_back(
+      {.name = "gate", .a = T::kX, .b = T::kGate, .out = T::kBeforeGate, .bias = if_given(p, T::kGateBias)});
+}
+
+std::vector<Link> links_of(const MlpProblem& p) {
+  std::vector<Link> links;
+  const bool gated = p.has(T::kGate), kept = p.has(T::kBefore);
+  const Link elements{.name = "gated", .is_product = false};
+  if (p.op == MlpOp::kForward) {
+    add_first_layer(p, kept, links);
+    if (gated && kept) links.push_back(elements);
+    links.push_back({.name = "down",
+                     .a = T::kHidden,
+                     .b = T::kDown,
+                     .out = T::kOut,
+                     .bias = if_given(p, T::kDownBias),
+                     .residual = if_given(p, T::kResidual)});
+    return links;
+  }
+  if (!kept) add_first_layer(p, true, links);
+  Link dhidden{.name = "dhidden", .a = T::kDout, .b = T::kDown, .b_transposed = true};
+  if (gated) {
+    dhidden.out = T::kDhidden;
+    links.push_back(dhidden);
+    links.push_back(elements);
+  } else {
+    dhidden.out = T::kDbefore;
+    dhidden.saved = T::kBefore;
+    dhidden.activates = true;
+    links.push_back(dhidden);
+  }
+  const auto weight = [&](const char* name, T a, T b, T out) {
+    if (p.has(out)) {
+      links.push_back({.name = name, .a = a, .b = b, .out = out, .a_transposed = true, .b_transposed = true});
+    }
+  };
+  weight("ddown", T::kDout, T::kHidden, T::kDdown);
+  weight("dup", T::kDbefore, T::kX, T::kDup);
+  weight("dgate", T::kDbeforeGate, T::kX, T::kDgate);
+  if (p.has(T::kDx)) {
+    links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDx, .b_transposed = true});
+    if (gated) {
+      links.push_back({.name = "dx_of_gate",
+                       .a = T::kDbeforeGate,
+                       .b = T::kGate,
+                       .out = T::kDx,
+                       .b_transposed = true,
+                       .residual = T::kDx});
+    }
+  }
+  return links;
+}
+
+struct Dims {
+  std::int64_t rows, columns;
+};
+Dims dims_of(const MlpProblem& p, T tensor) {
+  switch (tensor) {
+    case T::kX:
+    case T::kDx:
+      return {p.m, p.k};
+    case T::kUp:
+    case T::kGate:
+    case T::kDup:
+    case T::kDgate:
+      return {p.hidden, p.k};
+    case T::kDown:
+    case T::kDdown:
+      return {p.n, p.hidden};
+    case T::kOut:
+    case T::kDout:
+    case T::kResidual:
+      return {p.m, p.n};
+    default:
+      return {p.m, p.hidden};
+  }
+}
+
+// Whether rows start at multiples of 16 bytes; those in the workspace do.
+bool is_aligned(const MlpProblem& p, T tensor) {
+  return tensor == T::kNone || !p.has(tensor) || (p.aligned & bit_of(tensor)) != 0;
+}
+
+GemmProblem product_of(const MlpProblem& p, const Link& link) {
+  GemmProblem g;
+  g.dtype = g.out_dtype = p.dtype;
+  const Dims a = dims_of(p, link.a), b = dims_of(p, link.b);
+  g.m = link.a_transposed ? a.columns : a.rows;
+  g.k = link.a_transposed ? a.rows : a.columns;
+  g.n = link.b_transposed ? b.columns : b.rows;
+  g.a_transposed = link.a_transposed;
+  g.b_transposed = link.b_transposed;
+  g.activation = link.activates ? p.activation : kIdentity;
+  g.bias = link.bias != T::kNone;
+  g.gated = link.gate != T::kNone;
+  g.gradient = link.saved != T::kNone;
+  g.preactivation = link.preactivation != T::kNone;
+  g.residual = link.residual != T::kNone;
+  g.a_aligned = is_aligned(p, link.a);
+  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate);
+  g.out_aligned = is_aligned(p, link.out);
+  for (const T t : {link.bias, link.gate_bias, link.saved, link.preactivation, link.residual}) {
+    g.epilogue_aligned &= is_aligned(p, t);
+  }
+  g.tensor_maps = p.tensor_maps;
+  return g;
+}
+
+bool elements_are_aligned(const MlpProblem& p) {
+  bool all = true;
+  for (const T t : {T::kBefore, T::kBeforeGate, T::kHidden, T::kDbefore, T::kDbeforeGate}) all &= is_aligned(p, t);
+  return all;
+}
+
+// Where in the workspace a tensor between the layers is.
+struct Part {
+  T tensor;
+  std::size_t at;
+};
+
+// A product with the recipe that gemm would choose for it.
+struct Chosen {
+  Link link;
+  engine::Config config;
+  double microseconds = 0;
+  engine::Recipe<GemmFamily> recipe;
+};
+struct Chain {
+  std::vector<Chosen> links;
+  std::vector<Part> parts;
+  std::int64_t part_stride = 0;  // elements, from row to row
+  std::size_t scratch = 0;       // where the products' own workspace is: one after another they use the same
+  std::size_t bytes = 0;
+};
+
+Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
+  Chain chain;
+  const auto size = static_cast<std::int64_t>(size_of(p.dtype));
+  chain.part_stride = ceil_div(p.hidden * size, 16) * 16 / size;
+  const auto place = [&](T tensor) {
+    const bool between = tensor == T::kHidden || tensor == T::kBefore || tensor == T::kBeforeGate ||
+                         tensor == T::kDhidden || tensor == T::kDbefore || tensor == T::kDbeforeGate;
+    const bool known =
+        std::any_of(chain.parts.begin(), chain.parts.end(), [&](const Part& part) { return part.tensor == tensor; });
+    if (!between || p.has(tensor) || known) return;
+    chain.parts.push_back({tensor, chain.bytes});
+    chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(p.m, chain.part_stride, size)));
+  };
+  std::size_t most = 0;
+  for (const Link& link : links_of(p)) {
+    Chosen chosen{.link = link, .config = {}, .recipe = {}};
+    if (link.is_product) {
+      for (const T t : {link.a, link.out, link.saved, link.preactivation}) place(t);
+      const GemmProblem product = product_of(p, link);
+      const auto selection = engine::select<GemmFamily>(product, device);
+      if (selection.candidates.empty()) {
+        const bool named = !selection.refusals.empty();
+        return Status(TESSERA_UNSUPPORTED, named ? selection.refusals.front().reason : "no kernel for its products");
+      }
+      const auto& best = selection.candidates.front();
+      auto recipe = best.implementation->recipe(product, device, best.offer.config);
+      if (!recipe)
+        return Status(TESSERA_INTERNAL, format("{} does not take its own Config", best.implementation->name));
+      chosen.recipe = *std::move(recipe);
+      chosen.microseconds = best.offer.microseconds;
+      for (engine::StepConfig step : best.offer.config) {
+        step.step = step.step == "main" ? link.name : format("{}_{}", link.name, step.step);
+        chosen.config.push_back(std::move(step));
+      }
+      most = std::max(most, chosen.recipe.workspace);
+    } else {
+      const bool backward = p.op == MlpOp::kBackward;
+      for (const T t : {T::kBefore, T::kBeforeGate, T::kHidden}) place(t);
+      for (const T t : {T::kDhidden, T::kDbefore, T::kDbeforeGate}) {
+        if (backward) place(t);
+      }
+      chosen.microseconds = gated_time(p);
+    }
+    chain.links.push_back(std::move(chosen));
+  }
+  chain.scratch = chain.bytes;
+  chain.bytes += most;
+  return chain;
+}
+
+engine::Config named(const Chain& chain) {
+  engine::Config config;
+  for (const Chosen& one : chain.links) config.insert(config.end(), one.config.begin(), one.config.end());
+  return config;
+}
+
+Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, const engine::Launch& launch) {
+  MlpArgs args = given;
+  const MlpProblem& p = args.problem;
+  auto* workspace = static_cast<std::byte*>(launch.workspace);
+  for (const Part& part : chain.parts) args[part.tensor] = {workspace + part.at, chain.part_stride};
+  std::size_t next = 0;
+  for (const Chosen& one : chain.links) {
+    const Link& link = one.link;
+    if (!link.is_product) {
+      if (device.is_cpu()) {
+        run_gated(args, device.threads);
+        continue;
+      }
+      const auto work = gated_work(args, gated_config(p, elements_are_aligned(p)));
+      if (!work.ok()) return work.status();
+      if (Status s = cuda::launch(*launch.kernels[next++], *work, launch.stream); !s.ok()) return s;
+      continue;
+    }
+    const auto view = [&](T tensor) { return tensor == T::kNone ? GemmView() : args[tensor]; };
+    GemmArgs product;
+    product.problem = one.recipe.problem;
+    product.a = view(link.a);
+    product.b = view(link.b);
+    product.gate = view(link.gate);
+    product.out = view(link.out);
+    product.bias = view(link.bias);
+    product.gate_bias = view(link.gate_bias);
+    product.saved = view(link.saved);
+    product.residual = view(link.residual);
+    product.preactivation = view(link.preactivation);
+    std::vector<const cuda::Kernel*> kernels;
+    for (const engine::Step& step : one.recipe.steps) {
+      if (step.kernel) kernels.push_back(launch.kernels[next++]);
+    }
+    const Status s = one.recipe.enqueue(product, {kernels, workspace + chain.scratch, launch.stream});
+    if (!s.ok()) return s;
+  }
+  return {};
+}
+
+std::optional<std::string> refuses(const MlpProblem& p, const Device& device) {
+  const auto chain = chain_of(p, device);
+  if (!chain.ok()) return std::string(chain.status().message());
+  return std::nullopt;
+}
+
+std::vector<engine::Offer> offers(const MlpProblem& p, const Device& device) {
+  const auto chain = chain_of(p, device);
+  if (!chain.ok()) return {};
+  double microseconds = 0;
+  std::string why;
+  for (const Chosen& one : chain->links) {
+    microseconds += one.microseconds;
+    why += format("{}{} {:.3g} us", why.empty() ? "" : ", ", one.link.name, one.microseconds);
+  }
+  return {{named(*chain), chain->bytes, microseconds, why}};
+}
+
+std::optional<Recipe> recipe(const MlpProblem& p, const Device& device, const engine::Config& config) {
+  auto chain = chain_of(p, device);
+  if (!chain.ok() || named(*chain) != config) return std::nullopt;
+  Recipe recipe;
+  recipe.problem = p;
+  for (const Chosen& one : chain->links) {
+    if (one.link.is_product) {
+      for (const engine::Step& step : one.recipe.steps) {
+        recipe.steps.push_back(
+            {step.name == "main" ? one.link.name : format("{}_{}", one.link.name, step.name), step.kernel});
+      }
+    } else if (device.is_cpu()) {
+      recipe.steps.push_back({one.link.name, std::nullopt});
+    } else {
+      recipe.steps.push_back({one.link.name, instance_of(gated_config(p, elements_are_aligned(p)))});
+    }
+  }
+  recipe.workspace = chain->bytes;
+  recipe.enqueue = [chain = *std::move(chain), device](const MlpArgs& args, const engine::Launch& launch) {
+    return enqueue(chain, device, args, launch);
+  };
+  return recipe;
+}
+
+}  // namespace
+
+// Its products are instances of gemm's kernels, which the gate compiles for gemm.
+Implementation chained() {
+  return {"mlp_chained",
+          MlpFamily::bit_of(MlpOp::kForward) | MlpFamily::bit_of(MlpOp::kBackward),
+          {"gemm/dense.cuh", "gemm/dense_sm90.cuh", "gemm/split_reduce.cuh", "gemm/pad_rows.cuh", "mlp/gated.cuh"},
+          refuses,
+          offers,
+          recipe,
+          nullptr,
+          nullptr};
+}
+
+}  // namespace tessera::mlp

@@ -1,0 +1,218 @@
+// The MLP family: every case on the CPU against the oracle, the oracle itself, the C ABI's messages, and what is chosen.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/select.h"
+#include "mlp/check.h"
+#include "mlp/family.h"
+#include "tessera/tessera.hpp"
+#include "verify/check.h"
+#include "verify/device.h"
+#include "verify/mlp/buffers.h"
+
+namespace tessera::verify::mlp {
+namespace {
+
+using T = MlpTensor;
+
+void expect_all_pass(const char* name, int repeat) {
+  auto device = open_device("cpu");
+  ASSERT_TRUE(device.ok());
+  for (const Case& c : suite(name)) {
+    if (c.problem.m > 1000) continue;  // the program's `verify` runs them
+    const Report report = check(*mlp_case(c), **device, repeat, 0);
+    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
+  }
+}
+
+TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }
+TEST(Cpu, every_hostile_case_passes) { expect_all_pass("hostile", 1); }
+TEST(Cpu, every_full_case_passes) { expect_all_pass("full", 1); }
+
+TEST(MlpSuites, names_are_unique_and_problems_are_those_of_their_tensors) {
+  for (const std::string& name : suite_names()) {
+    std::set<std::string> seen;
+    for (const Case& c : suite(name)) {
+      EXPECT_TRUE(seen.insert(c.name).second) << c.name;
+      if (name == "bench-gpu") continue;
+      const Tensors shapes = make_shapes(c);
+      Buffers buffers(c, shapes);
+      for (Buffer* b : buffers.buffers()) {
+        b->tensor.device = {TESSERA_CUDA, 0};
+        b->tensor.data = nullptr;
+      }
+      const auto checked = tessera::mlp::check(buffers.op(), &buffers.args(), tessera::mlp::Look::kShapes);
+      ASSERT_TRUE(checked.ok()) << c.name << ": " << checked.status().message();
+      EXPECT_TRUE(c.problem == checked->args.problem)
+          << c.name << ": " << MlpFamily::difference(c.problem, checked->args.problem);
+    }
+    EXPECT_FALSE(seen.empty()) << name;
+  }
+}
+
+// The gradients are limits of differences of the forward.
+TEST(Oracle, gradients_are_differences) {
+  for (const bool gated : {false, true}) {
+    for (const Case& one : suite("quick")) {
+      if (one.problem.op != MlpOp::kBackward || one.problem.has(T::kGate) != gated ||
+          one.problem.dtype != DType::kFloat32) {
+        continue;
+      }
+      Case c = one;
+      MlpProblem& p = c.problem;
+      p.m = 3, p.k = 4, p.hidden = 5, p.n = 2;
+      p.given &= ~(bit_of(T::kBefore) | bit_of(T::kBeforeGate) | bit_of(T::kHidden));
+      Tensors in = make_inputs(c);
+      const Tensors got = exact(p, in, 1);
+      MlpProblem forward = p;
+      forward.op = MlpOp::kForward;
+      forward.given |= bit_of(T::kOut);
+      const auto loss = [&] {
+        const Tensors out = exact(forward, in, 1);
+        double sum = 0;
+        const auto& dout = in[static_cast<std::size_t>(T::kDout)].data;
+        for (std::size_t i = 0; i < dout.size(); ++i) sum += dout[i] * out[static_cast<std::size_t>(T::kOut)].data[i];
+        return sum;
+      };
+      for (const auto& [input, gradient] :
+           {std::pair{T::kX, T::kDx}, {T::kUp, T::kDup}, {T::kDown, T::kDdown}, {T::kGate, T::kDgate}}) {
+        if (!p.has(gradient)) continue;
+        std::vector<double>& values = in[static_cast<std::size_t>(input)].data;
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          constexpr double kStep = 1e-5;
+          const double was = values[i];
+          values[i] = was + kStep;
+          const double above = loss();
+          values[i] = was - kStep;
+          const double below = loss();
+          values[i] = was;
+          EXPECT_NEAR(got[static_cast<std::size_t>(gradient)].data[i], (above - below) / (2 * kStep), 1e-7)
+              << name_of(gradient) << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// x [1, 2], up [1, 2], down [1, 1]: relu(1 * 3 + 2 * 4) * 2 = 22.
+struct Small {
+  std::vector<float> x{1, 2}, up{3, 4}, down{2}, out{-1}, dout{1}, dx{-1, -1}, more{-1}, bias{0};
+
+  Mlp args() {
+    Mlp m;
+    m.x = {x.data(), kFloat32, {1, 2}};
+    m.up = {up.data(), kFloat32, {1, 2}};
+    m.down = {down.data(), kFloat32, {1, 1}};
+    m.out = {out.data(), kFloat32, {1, 1}};
+    m.activation = TESSERA_ACTIVATION_RELU;
+    return m;
+  }
+};
+
+TEST(Api, runs_in_one_call_and_by_a_plan) {
+  Small s;
+  mlp_forward(s.args());
+  EXPECT_EQ(s.out[0], 22);
+  s.out[0] = -1;
+  const MlpPlan plan(TESSERA_MLP_FORWARD, s.args());
+  std::vector<std::byte> workspace(plan.workspace());
+  plan.run(s.args(), workspace.data(), workspace.size());
+  EXPECT_EQ(s.out[0], 22);
+  EXPECT_NE(plan.explain().find("mlp_chained"), std::string::npos) << plan.explain();
+  Mlp backward = s.args();
+  backward.out = {};
+  backward.dout = {s.dout.data(), kFloat32, {1, 1}};
+  backward.dx = {s.dx.data(), kFloat32, {1, 2}};
+  mlp_backward(backward);
+  EXPECT_EQ(s.dx, (std::vector<float>{6, 8}));
+}
+
+TEST(Api, refuses_with_a_message_that_names_the_argument_and_writes_nothing) {
+  const struct {
+    std::function<void(Small&, Mlp&)> spoil;
+    const char* names;
+  } bad[] = {
+      {[](Small&, Mlp& m) { m.x = {}; }, "x is null"},
+      {[](Small&, Mlp& m) { m.out = {}; }, "out is null; mlp_forward needs it"},
+      {[](Small& s, Mlp& m) {
+         m.up = {s.up.data(), kFloat32, {2, 1}};
+       },
+       "up has size = 1 in dim 1, but x gives 2"},
+      {[](Small& s, Mlp& m) {
+         m.down = {s.down.data(), kFloat16, {1, 1}};
+       },
+       "down is fp16, but x is fp32"},
+      {[](Small& s, Mlp& m) {
+         m.dout = {s.dout.data(), kFloat32, {1, 1}};
+       },
+       "dout is given; only the backward takes it"},
+      {[](Small& s, Mlp& m) {
+         m.before = {s.more.data(), kFloat32, {1, 1}};
+       },
+       "before is given without hidden"},
+      {[](Small& s, Mlp& m) {
+         m.gate = m.up;
+         m.hidden = {s.more.data(), kFloat32, {1, 1}};
+       },
+       "hidden is given with gate"},
+      {[](Small& s, Mlp& m) {
+         m.gate = m.up;
+         m.up_bias = {s.bias.data(), kFloat32, {1}};
+       },
+       "gate_bias is null"},
+      {[](Small&, Mlp& m) { m.activation = static_cast<tessera_activation>(7); }, "activation is 7"},
+  };
+  for (const auto& one : bad) {
+    Small s;
+    Mlp m = s.args();
+    one.spoil(s, m);
+    const detail::LoweredMlp held(m);
+    EXPECT_EQ(tessera_mlp_run(TESSERA_MLP_FORWARD, held.get(), nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT)
+        << one.names;
+    EXPECT_NE(std::string(tessera_last_error()).find(one.names), std::string::npos)
+        << one.names << ": " << tessera_last_error();
+    EXPECT_EQ(s.out[0], -1) << one.names;
+  }
+  Small s;
+  Mlp m = s.args();
+  const detail::LoweredMlp held(m);
+  EXPECT_EQ(tessera_mlp_run(static_cast<tessera_mlp_op>(5), held.get(), nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+  m.out = {};
+  m.dout = {s.dout.data(), kFloat32, {1, 1}};
+  m.dx = {s.dx.data(), kFloat32, {1, 2}};
+  m.dgate = {s.up.data(), kFloat32, {1, 2}};
+  const detail::LoweredMlp backward(m);
+  EXPECT_EQ(tessera_mlp_run(TESSERA_MLP_BACKWARD, backward.get(), nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(tessera_last_error()), "dgate is given without gate");
+}
+
+TEST(Choice, every_step_is_a_kernel_of_gemm_and_hidden_rows_are_padded) {
+  Case c;
+  for (const Case& one : suite("bench-gpu")) {
+    if (one.problem.op == MlpOp::kForward && !one.problem.has(T::kBefore) && !one.problem.has(T::kGate)) c = one;
+  }
+  const auto device = *engine::cuda_device("sm_90a");
+  const auto chosen = mlp_case(c)->explain(device).options.front();
+  EXPECT_EQ(chosen.kernel, "mlp_chained");
+  EXPECT_NE(chosen.why.find("down"), std::string::npos) << chosen.why;
+  EXPECT_GE(chosen.workspace, std::size_t{36096} * 1368 * 2);
+  const auto kernels = mlp_case(c)->kernels_of({chosen.kernel, chosen.config}, device);
+  for (const auto& kernel : kernels) EXPECT_EQ(kernel.header.rfind("gemm/", 0), 0U) << kernel.name;
+  // 1365 columns at a stride of 1368: only the weight is copied, and nothing is shifted.
+  for (const auto& kernel : kernels) EXPECT_EQ(kernel.name.find("shifted"), std::string::npos) << kernel.name;
+}
+
+TEST(Plans, cover_aligned_tensors_if_made_for_unaligned_ones_and_not_the_reverse) {
+  MlpProblem aligned = suite("bench-gpu").front().problem, unaligned = aligned;
+  unaligned.aligned &= ~bit_of(T::kX);
+  EXPECT_TRUE(MlpFamily::covers(unaligned, aligned));
+  EXPECT_FALSE(MlpFamily::covers(aligned, unaligned));
+  EXPECT_NE(MlpFamily::difference(aligned, unaligned).find("x has rows"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::verify::mlp

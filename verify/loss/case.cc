@@ -1,0 +1,134 @@
+// A case of a loss, run and judged: what verify::Case asks of a family.
+#include <algorithm>
+
+#include "loss/family.h"
+#include "verify/device.h"
+#include "verify/loss/cases.h"
+
+namespace tessera::verify::loss {
+
+Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
+  const LossProblem& p = problem_;
+  const auto set = [&](Buffer& b, const HostTensor& values, DType dtype, int rank, bool written) {
+    b.shape = values.shape;
+    const std::int64_t component = rank == 3 && c.padded ? 5 : b.shape[3];
+    const std::int64_t row = b.shape[2] * component + (rank == 3 && c.padded ? 2 : 0);
+    b.strides = {b.shape[1] * row, row, component, 1};
+    b.fill(dtype, rank, values, written);
+  };
+  HostTensor result;
+  set(params_, in.params, p.dtype, 3, false);
+  set(target_, in.target, p.target_dtype, 1, false);
+  result.shape = {1, 1, 1, p.reduction == Reduction::kNone ? p.rows : 1};
+  set(out_, result, DType::kFloat32, 1, true);
+  result.shape = in.params.shape;
+  if (p.gradient) set(dparams_, result, p.dtype, 3, true);
+  args_.params = params_.view();
+  args_.target = target_.view();
+  args_.out = out_.view();
+  args_.dparams = dparams_.view();
+  args_.reduction = static_cast<tessera_reduction>(p.reduction);
+}
+
+std::vector<Buffer*> Buffers::buffers() {
+  std::vector<Buffer*> used;
+  for (Buffer* b : {&params_, &target_, &out_, &dparams_}) {
+    if (b->used()) used.push_back(b);
+  }
+  return used;
+}
+
+tessera_status Buffers::plan(tessera_plan** plan) {
+  return tessera_loss_plan_create(TESSERA_LOSS_GMM_NLL, &args_, plan);
+}
+
+tessera_status Buffers::run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) {
+  return tessera_loss_plan_run(plan, &args_, workspace, bytes, stream);
+}
+
+Outputs Buffers::results() const {
+  Outputs outputs;
+  outputs.out = HostTensor(1, 1, 1, out_.shape[3]);
+  out_.read(outputs.out);
+  if (problem_.gradient) {
+    outputs.dparams = HostTensor(1, 1, problem_.rows, 3 * problem_.components);
+    dparams_.read(outputs.dparams);
+  }
+  return outputs;
+}
+
+namespace {
+
+class LossTrial final : public Trial {
+ public:
+  explicit LossTrial(const Case& c) : case_(c), inputs_(make_inputs(c)) {}
+
+  Result<std::unique_ptr<Call>> call(verify::Device&, int) override {
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
+  }
+  void expect(int threads) override {
+    if (done_) return;
+    exact_ = expected(inputs_, threads);
+    plain_ = plain(inputs_, threads);
+    done_ = true;
+  }
+  void judge(const Call& call, int threads, Judgement& judgement) override {
+    expect(threads);
+    const Outputs got = static_cast<const Buffers&>(call).results();
+    judgement.add("out", verify::judge(got.out, exact_.out, plain_.out, DType::kFloat32, 4));
+    if (case_.problem.gradient) {
+      judgement.add("dparams",
+                    verify::judge(got.dparams, exact_.dparams, plain_.dparams, case_.problem.dtype, case_.floor));
+    }
+  }
+
+ private:
+  Case case_;
+  Inputs inputs_;
+  Outputs exact_, plain_;
+  bool done_ = false;
+};
+
+class LossCase final : public CaseOf<LossFamily> {
+ public:
+  explicit LossCase(const loss::Case& c) : case_(c) {
+    name = c.name;
+    seed = c.seed;
+    tags = c.tags;
+  }
+
+  const LossProblem& problem() const override { return case_.problem; }
+  DType dtype() const override { return case_.problem.dtype; }
+  double flops() const override {
+    return 20 * static_cast<double>(case_.problem.rows) * static_cast<double>(case_.problem.components);
+  }
+  double bytes() const override { return case_.bytes(); }
+  double unfused_bytes() const override { return 8 * case_.bytes(); }
+  Bound bound() const override { return Bound::kMemory; }
+  bool equal_runs_promised(const verify::Device&) const override { return true; }
+  std::unique_ptr<Trial> trial() const override { return std::make_unique<LossTrial>(seeded()); }
+  std::unique_ptr<verify::Case> quick_check() const override { return loss_case(seeded()); }
+  Result<std::unique_ptr<Call>> timed_call(verify::Device&) const override {
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, make_inputs(case_)));
+  }
+  std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override {
+    std::vector<std::unique_ptr<verify::Case>> list;
+    list.push_back(quick_check());
+    return list;
+  }
+
+ private:
+  loss::Case seeded() const {
+    loss::Case c = case_;
+    c.seed = seed;
+    return c;
+  }
+
+  loss::Case case_;
+};
+
+}  // namespace
+
+std::unique_ptr<verify::Case> loss_case(const Case& c) { return std::make_unique<LossCase>(c); }
+
+}  // namespace tessera::verify::loss

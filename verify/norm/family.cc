@@ -1,0 +1,133 @@
+// Norms as verify sees them, and problems by flags of the command line.
+#include "verify/family.h"
+
+#include <charconv>
+#include <map>
+
+#include "api/plan.h"
+#include "base/format.h"
+#include "norm/check.h"
+#include "norm/family.h"
+#include "verify/norm/cases.h"
+
+namespace tessera::verify {
+namespace norm {
+namespace {
+
+const std::map<std::string, DType> kTypes{
+    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
+
+std::vector<Flag> flags() {
+  return {
+      {"--op", "OP", "forward, backward or rotary", "forward", {"forward", "backward", "rotary"}},
+      {"--rows", "N", "Rows; rotary: tokens", "16384", {}},
+      {"--n", "N", "Elements of a row; rotary: the head dim", "4096; rotary 128", {}},
+      {"--dtype", "TYPE", "fp32, fp16 or bf16", "bf16", {"fp32", "fp16", "bf16"}},
+      {"--layer", "", "LayerNorm with a bias, not RMSNorm", "", {}},
+      {"--residual", "", "With a residual", "", {}},
+      {"--heads", "N", "rotary: heads", "32", {}},
+      {"--rotated", "N", "rotary: rotated dims; default: all", "", {}},
+      {"--interleaved", "", "rotary: pairs are neighbours", "", {}},
+      {"--unaligned", "", "Rows that start at no multiples of 16 bytes", "", {}},
+  };
+}
+
+Result<Case> case_from(const FlagValues& values) {
+  Case c;
+  NormProblem& p = c.problem;
+  const auto given = [&](const char* flag) { return values.count(flag) > 0; };
+  const std::string op = given("--op") ? values.at("--op").front() : "forward";
+  p.op = op == "rotary" ? NormOp::kRotary : op == "backward" ? NormOp::kBackward : NormOp::kForward;
+  const bool rotary = p.op == NormOp::kRotary;
+  p.dtype = p.table_dtype = given("--dtype") ? kTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
+  p.rows = 16384;
+  p.columns = rotary ? 128 : 4096;
+  p.heads = rotary ? 32 : 0;
+  std::int64_t rotated = -1;
+  for (const auto& [flag, to] : {std::pair{"--rows", &p.rows}, std::pair{"--n", &p.columns},
+                                 std::pair{"--heads", &p.heads}, std::pair{"--rotated", &rotated}}) {
+    if (!given(flag)) continue;
+    const std::string& text = values.at(flag).front();
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, *to);
+    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
+    if (*to < 0 || *to > std::int64_t{1} << 32) return invalid(format("{} is {}; 0 to 2^32 is accepted", flag, *to));
+  }
+  if (rotary) {
+    p.batch = 1;
+    p.seq = p.rows;
+    p.rows = p.seq * p.heads;
+    p.rotated = rotated < 0 ? p.columns / 2 * 2 : rotated;
+    p.interleaved = given("--interleaved");
+    if (p.rotated % 2 != 0) return invalid(format("--rotated is {}; it must be even", p.rotated));
+  } else {
+    p.weight = true;
+    p.centered = given("--layer");
+    p.bias = p.centered && p.op == NormOp::kForward;
+    p.residual = given("--residual");
+    p.statistics = p.op == NormOp::kForward;
+    p.parameters = p.op == NormOp::kBackward;
+  }
+  if (given("--unaligned")) c.layout = Layout::kUnaligned;
+  complete(c);
+  return c;
+}
+
+Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
+  const auto c = case_from(values);
+  if (!c.ok()) return c.status();
+  if (c->problem.columns == 0) return invalid("--n is 0; 1 and more is accepted");
+  if (c->problem.rotated > c->problem.columns) {
+    return invalid(format("--rotated is {}, but --n is {}", c->problem.rotated, c->problem.columns));
+  }
+  return norm_case(*c);
+}
+
+Result<std::string> explain(const FlagValues& values, tessera_device device, const char* arch,
+                            tessera_explain_format format) {
+  const auto c = described(values);
+  if (!c.ok()) return c.status();
+  tessera::norm::CheckedNorm checked;
+  checked.device = device;
+  checked.args.problem = case_from(values)->problem;
+  // Alignment counts on GPUs only; a GPU that is asked about need not be present.
+  const bool on_cpu = arch == nullptr ? device.type == TESSERA_CPU : std::string_view(arch) == "cpu";
+  if (on_cpu) checked.args.problem.aligned = true;
+  const auto explanation = api::explanation_of<NormFamily>(checked, arch);
+  if (!explanation.ok()) return explanation.status();
+  return format == TESSERA_EXPLAIN_JSON ? json_text_of(*explanation) : text_of(*explanation);
+}
+
+}  // namespace
+}  // namespace norm
+
+namespace {
+
+std::vector<std::unique_ptr<Case>> suite_of(std::string_view name) {
+  std::vector<std::unique_ptr<Case>> list;
+  for (const norm::Case& c : norm::suite(name)) list.push_back(norm::norm_case(c));
+  return list;
+}
+
+std::vector<StepCase> steps() { return {}; }
+
+}  // namespace
+
+const Family& norm_family() {
+  static const Family family = {
+      NormFamily::kName,
+      "--rows 16384 --n 4096 --residual\n"
+      "--op backward --rows 36096 --n 1365 --layer --arch sm_80,sm_90a\n"
+      "--op rotary --rows 8192 --heads 32 --n 128 --arch cuda:0",
+      norm::suite_names,
+      suite_of,
+      norm::flags,
+      norm::described,
+      norm::explain,
+      engine::gate_instances<NormFamily>,
+      steps,
+  };
+  return family;
+}
+
+}  // namespace tessera::verify
