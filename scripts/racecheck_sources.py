@@ -14,7 +14,8 @@ copy replaces them by ways that racecheck understands, and that order no less:
 import shutil
 import sys
 
-from break_kernels import BACKWARD, ROOT, SM90_BACKWARD, WIDE_BACKWARD, Misfit, Mutation, apply
+from break_kernels import ROOT, Misfit, apply
+from mutations import BACKWARD, SM90_BACKWARD, WIDE_BACKWARD, Mutation
 
 CHANGES = (
     Mutation("bar.arrive is bar.sync", "attention/backward.cuh",

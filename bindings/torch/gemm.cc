@@ -1,11 +1,7 @@
 // Matrix products for PyTorch's tensors.
 #include <cstring>
-#include <memory>
-#include <string_view>
-#include <unordered_map>
 
-#include "plan.h"
-#include "tensor.h"
+#include "plan_cache.h"
 #include "tessera/gemm.h"
 
 namespace tessera::python {
@@ -24,31 +20,6 @@ struct Key {
   std::int64_t m, n, k, groups;
 };
 
-std::int64_t stride_of(const tessera_tensor& t, int dim) {
-  if (t.strides != nullptr) return t.strides[dim];
-  std::int64_t stride = 1;
-  for (int i = dim + 1; i < t.ndim; ++i) stride *= t.shape[i];
-  return stride;
-}
-
-// Must agree with src/gemm/check.cc.
-bool aligned(const tessera_tensor& t) {
-  const std::uint64_t bytes = t.dtype.bits / 8;
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset;
-  for (int dim = 0; dim + 1 < t.ndim; ++dim) {
-    if (t.shape[dim] > 1) all |= static_cast<std::uint64_t>(stride_of(t, dim)) * bytes;
-  }
-  return all % 16 == 0;
-}
-bool mapped(const tessera_tensor& t) {
-  bool all = true;
-  for (int dim = 0; dim + 1 < t.ndim; ++dim) {
-    const std::int64_t stride = stride_of(t, dim);
-    all &= t.shape[dim] <= 1 || (stride > 0 && stride < std::int64_t{1} << 36);
-  }
-  return all;
-}
-
 Key key_of(tessera_gemm_op op, const tessera_gemm& a) {
   Key key;
   std::memset(&key, 0, sizeof key);
@@ -61,8 +32,8 @@ Key key_of(tessera_gemm_op op, const tessera_gemm& a) {
   for (int i = 0; i < kTensors; ++i) {
     if (tensors[i] == nullptr) continue;
     key.given |= 1u << i;
-    if (aligned(*tensors[i])) key.aligned |= 1u << i;
-    if (mapped(*tensors[i])) key.mapped |= 1u << i;
+    if (has_aligned_rows(*tensors[i])) key.aligned |= 1u << i;
+    if (has_mapped_strides(*tensors[i])) key.mapped |= 1u << i;
   }
   key.dtypes[0] = a.a->dtype;
   key.dtypes[1] = a.out->dtype;
@@ -75,38 +46,9 @@ Key key_of(tessera_gemm_op op, const tessera_gemm& a) {
   return key;
 }
 
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&key), sizeof key});
-  }
-};
-struct KeyEqual {
-  bool operator()(const Key& a, const Key& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
-};
-struct PlanDeleter {
-  void operator()(tessera_plan* plan) const { tessera_plan_destroy(plan); }
-};
-using Plan = std::shared_ptr<const tessera_plan>;
-constexpr std::size_t kMostPlans = 4096;
-
-std::unordered_map<Key, Plan, KeyHash, KeyEqual>& plans() {
-  static auto* all = new std::unordered_map<Key, Plan, KeyHash, KeyEqual>;
-  return *all;
-}
-
-Plan plan_for(tessera_gemm_op op, const tessera_gemm& args) {
-  const Key key = key_of(op, args);
-  const auto known = plans().find(key);
-  if (known != plans().end()) return known->second;
-  tessera_plan* made = nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const tessera_status status = tessera_gemm_plan_create(op, &args, &made);
-  PyEval_RestoreThread(state);
-  if (!succeeded(status)) return nullptr;
-  Plan plan(made, PlanDeleter{});
-  if (plans().size() >= kMostPlans) plans().clear();
-  plans().emplace(key, plan);
-  return plan;
+SharedPlan plan_for(tessera_gemm_op op, const tessera_gemm& args) {
+  static auto* plans = new PlanCache<Key>;
+  return plans->find(key_of(op, args), [&](tessera_plan** made) { return tessera_gemm_plan_create(op, &args, made); });
 }
 
 // Of a result: [m, n], or [groups, m, n] unless that is negative.
@@ -185,7 +127,7 @@ PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   }
   if (args.a->device.type == TESSERA_CPU && !follow_threads()) return nullptr;
   const auto op = grouped ? TESSERA_GEMM_GROUPED : TESSERA_GEMM_DENSE;
-  const Plan plan = plan_for(op, args);
+  const SharedPlan plan = plan_for(op, args);
   if (!plan) return nullptr;
   const bool done = run_plan(plan.get(), a, [&](void* workspace, std::size_t bytes, void* stream) {
     return tessera_gemm_plan_run(plan.get(), &args, workspace, bytes, stream);

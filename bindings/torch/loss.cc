@@ -17,11 +17,7 @@ struct Key {
 
 // gmm_nll(params, target, reduction, with_gradient) -> (out, dparams or None)
 PyObject* gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  constexpr Py_ssize_t kValues = 4;
-  if (count != kValues) {
-    PyErr_Format(PyExc_TypeError, "gmm_nll takes %zd arguments, not %zd", kValues, count);
-    return nullptr;
-  }
+  if (!expect("gmm_nll", count, 4)) return nullptr;
   tessera_loss args = TESSERA_LOSS_INIT;
   View params, target, out, dparams;
   if (!read(values[0], "params", Data::kNeeded, &params) || !read(values[1], "target", Data::kNeeded, &target)) {

@@ -1,11 +1,7 @@
 // MLPs for PyTorch's tensors.
 #include <cstring>
-#include <memory>
-#include <string_view>
-#include <unordered_map>
 
-#include "plan.h"
-#include "tensor.h"
+#include "plan_cache.h"
 #include "tessera/mlp.h"
 
 namespace tessera::python {
@@ -29,19 +25,6 @@ struct Key {
   std::int64_t m, k, hidden, n;
 };
 
-// Must agree with src/mlp/check.cc.
-bool aligned(const tessera_tensor& t) {
-  std::uint64_t all = reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset;
-  if (t.ndim == 2 && t.shape[0] > 1) {
-    all |= static_cast<std::uint64_t>(t.strides != nullptr ? t.strides[0] : t.shape[1]) * (t.dtype.bits / 8);
-  }
-  return all % 16 == 0;
-}
-bool mapped(const tessera_tensor& t) {
-  return t.ndim < 2 || t.strides == nullptr || t.shape[0] <= 1 ||
-         (t.strides[0] > 0 && t.strides[0] < std::int64_t{1} << 36);
-}
-
 Key key_of(tessera_mlp_op op, const tessera_mlp& a) {
   Key key;
   std::memset(&key, 0, sizeof key);
@@ -53,8 +36,8 @@ Key key_of(tessera_mlp_op op, const tessera_mlp& a) {
     const tessera_tensor* t = a.*kFields[i];
     if (t == nullptr) continue;
     key.given |= 1u << i;
-    if (aligned(*t)) key.aligned |= 1u << i;
-    if (mapped(*t)) key.mapped |= 1u << i;
+    if (has_aligned_rows(*t)) key.aligned |= 1u << i;
+    if (has_mapped_strides(*t)) key.mapped |= 1u << i;
   }
   key.dtype = a.x->dtype;
   key.m = a.x->shape[0];
@@ -64,38 +47,9 @@ Key key_of(tessera_mlp_op op, const tessera_mlp& a) {
   return key;
 }
 
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&key), sizeof key});
-  }
-};
-struct KeyEqual {
-  bool operator()(const Key& a, const Key& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
-};
-struct PlanDeleter {
-  void operator()(tessera_plan* plan) const { tessera_plan_destroy(plan); }
-};
-using Plan = std::shared_ptr<const tessera_plan>;
-constexpr std::size_t kMostPlans = 4096;
-
-std::unordered_map<Key, Plan, KeyHash, KeyEqual>& plans() {
-  static auto* all = new std::unordered_map<Key, Plan, KeyHash, KeyEqual>;
-  return *all;
-}
-
-Plan plan_for(tessera_mlp_op op, const tessera_mlp& args) {
-  const Key key = key_of(op, args);
-  const auto known = plans().find(key);
-  if (known != plans().end()) return known->second;
-  tessera_plan* made = nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const tessera_status status = tessera_mlp_plan_create(op, &args, &made);
-  PyEval_RestoreThread(state);
-  if (!succeeded(status)) return nullptr;
-  Plan plan(made, PlanDeleter{});
-  if (plans().size() >= kMostPlans) plans().clear();
-  plans().emplace(key, plan);
-  return plan;
+SharedPlan plan_for(tessera_mlp_op op, const tessera_mlp& args) {
+  static auto* plans = new PlanCache<Key>;
+  return plans->find(key_of(op, args), [&](tessera_plan** made) { return tessera_mlp_plan_create(op, &args, made); });
 }
 
 }  // namespace
@@ -152,7 +106,7 @@ PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count) {
   }
   if (args.x->device.type == TESSERA_CPU && !follow_threads()) return nullptr;
   const tessera_mlp_op op = args.dout != nullptr ? TESSERA_MLP_BACKWARD : TESSERA_MLP_FORWARD;
-  const Plan plan = plan_for(op, args);
+  const SharedPlan plan = plan_for(op, args);
   if (!plan) return nullptr;
   const bool done = run_plan(plan.get(), views[0], [&](void* workspace, std::size_t bytes, void* stream) {
     return tessera_mlp_plan_run(plan.get(), &args, workspace, bytes, stream);

@@ -36,12 +36,6 @@ bool read_options(PyObject* options, tessera_attention* args) {
   return PyErr_Occurred() == nullptr;
 }
 
-bool expect(const char* function, Py_ssize_t given, Py_ssize_t wanted) {
-  if (given == wanted) return true;
-  PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, wanted, given);
-  return false;
-}
-
 struct Inputs {
   View q, k, v, alibi, lengths_q, lengths_k;
   Layout layout;  // of the activations

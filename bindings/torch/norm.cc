@@ -53,12 +53,6 @@ bool run_norm(tessera_norm_op op, const tessera_norm& args, const View& x) {
          });
 }
 
-bool expect(const char* function, Py_ssize_t given, Py_ssize_t wanted) {
-  if (given == wanted) return true;
-  PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, wanted, given);
-  return false;
-}
-
 bool expect_dims(const View& x, int dims) {
   if (x.tensor.ndim == dims) return true;
   fail("x has " + std::to_string(x.tensor.ndim) + " dims; " + std::to_string(dims) + " are accepted");

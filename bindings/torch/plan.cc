@@ -2,9 +2,9 @@
 
 #include <cstring>
 #include <memory>
-#include <string_view>
 #include <type_traits>
-#include <unordered_map>
+
+#include "plan_cache.h"
 
 namespace tessera::python {
 namespace {
@@ -107,55 +107,13 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
   return key;
 }
 
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&key), sizeof key});
-  }
-};
-struct KeyEqual {
-  bool operator()(const Key& a, const Key& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }
-};
-
-struct PlanDeleter {
-  void operator()(tessera_plan* plan) const { tessera_plan_destroy(plan); }
-};
-using Plan = std::shared_ptr<const tessera_plan>;
-
-constexpr std::size_t kMostPlans = 4096;
-
-std::unordered_map<Key, Plan, KeyHash, KeyEqual>& plans() {
-  static auto* all = new std::unordered_map<Key, Plan, KeyHash, KeyEqual>;
-  return *all;
-}
-
-struct WithoutGil {
-  PyThreadState* state = PyEval_SaveThread();
-  ~WithoutGil() { PyEval_RestoreThread(state); }
-};
-
 // Lengths in host memory are part of the problem, so a plan made for one call may not cover the next.
 bool lengths_matter(const tessera_attention& a) { return a.cu_seqlens_q != nullptr && a.q->device.type == TESSERA_CPU; }
 
-Plan plan_for(tessera_attention_op op, const tessera_attention& args) {
-  const bool keep = !lengths_matter(args);
-  const Key key = key_of(op, args);
-  if (keep) {
-    const auto known = plans().find(key);
-    if (known != plans().end()) return known->second;
-  }
-  tessera_plan* made = nullptr;
-  tessera_status status;
-  {
-    const WithoutGil without;
-    status = tessera_attention_plan_create(op, &args, &made);
-  }
-  if (!succeeded(status)) return nullptr;
-  Plan plan(made, PlanDeleter{});
-  if (keep) {
-    if (plans().size() >= kMostPlans) plans().clear();
-    plans().emplace(key, plan);
-  }
-  return plan;
+SharedPlan plan_for(tessera_attention_op op, const tessera_attention& args) {
+  static auto* plans = new PlanCache<Key>;
+  const auto create = [&](tessera_plan** made) { return tessera_attention_plan_create(op, &args, made); };
+  return lengths_matter(args) ? make_plan(create) : plans->find(key_of(op, args), create);
 }
 
 // Each thread keeps a workspace of this size, which saves small calls on the CPU an allocation.
@@ -167,6 +125,12 @@ void* small_workspace() {
 }
 
 }  // namespace
+
+bool expect(const char* function, Py_ssize_t given, Py_ssize_t wanted) {
+  if (given == wanted) return true;
+  PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", function, wanted, given);
+  return false;
+}
 
 bool succeeded(tessera_status status) {
   if (status == TESSERA_OK) return true;
@@ -218,7 +182,7 @@ bool run_plan(const tessera_plan* plan, const View& like,
 
 bool run(tessera_attention_op op, const tessera_attention& args, const View& q) {
   if (args.q->device.type == TESSERA_CPU && !follow_threads()) return false;
-  const Plan plan = plan_for(op, args);
+  const SharedPlan plan = plan_for(op, args);
   if (!plan) return false;
   return run_plan(plan.get(), q, [&](void* workspace, std::size_t bytes, void* stream) {
     return tessera_attention_plan_run(plan.get(), &args, workspace, bytes, stream);

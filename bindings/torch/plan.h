@@ -27,6 +27,9 @@ PyObject* gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count);
 // tessera._native.mlp: bindings/torch/mlp.cc.
 PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count);
 
+// Raises TypeError unless a function has got as many arguments as it takes.
+bool expect(const char* function, Py_ssize_t given, Py_ssize_t wanted);
+
 // Raises tessera.Error with the library's error message unless status is TESSERA_OK.
 bool succeeded(tessera_status status);
 

@@ -11,23 +11,37 @@
 
 namespace tessera::python {
 
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
 using SharedPlan = std::shared_ptr<const tessera_plan>;
+
+// create(&plan) makes a plan, without the GIL. Returns null, with an exception set, if it fails.
+template <class Create>
+SharedPlan make_plan(Create&& create) {
+  tessera_plan* made = nullptr;
+  tessera_status status;
+  {
+    const WithoutGil without;
+    status = create(&made);
+  }
+  if (!succeeded(status)) return nullptr;
+  return SharedPlan(made, [](const tessera_plan* p) { tessera_plan_destroy(const_cast<tessera_plan*>(p)); });
+}
 
 // Key: compared as bytes, so clear it with memset before it is filled.
 template <class Key>
 class PlanCache {
  public:
-  // create(&plan) makes the plan if there is none yet, without the GIL. Returns null, with an exception set, if it fails.
+  // make_plan, if there is none yet.
   template <class Create>
   SharedPlan find(const Key& key, Create&& create) {
     const auto known = plans_.find(key);
     if (known != plans_.end()) return known->second;
-    tessera_plan* made = nullptr;
-    PyThreadState* state = PyEval_SaveThread();
-    const tessera_status status = create(&made);
-    PyEval_RestoreThread(state);
-    if (!succeeded(status)) return nullptr;
-    SharedPlan plan(made, [](const tessera_plan* p) { tessera_plan_destroy(const_cast<tessera_plan*>(p)); });
+    SharedPlan plan = make_plan(create);
+    if (!plan) return nullptr;
     if (plans_.size() >= kMostPlans) plans_.clear();
     plans_.emplace(key, plan);
     return plan;
@@ -56,6 +70,18 @@ inline bool has_aligned_rows(const tessera_tensor& t) {
     compact *= t.shape[dim];
   }
   return all % 16 == 0;
+}
+
+// Whether TMA takes the strides: likewise.
+inline bool has_mapped_strides(const tessera_tensor& t) {
+  bool all = true;
+  std::int64_t compact = t.ndim > 0 ? t.shape[t.ndim - 1] : 1;
+  for (int dim = t.ndim - 2; dim >= 0; --dim) {
+    const std::int64_t stride = t.strides != nullptr ? t.strides[dim] : compact;
+    all &= t.shape[dim] <= 1 || (stride > 0 && stride < std::int64_t{1} << 36);
+    compact *= t.shape[dim];
+  }
+  return all;
 }
 
 }  // namespace tessera::python

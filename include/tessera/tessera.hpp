@@ -109,10 +109,49 @@ inline void throw_unless_ok(tessera_status status) {
   if (status != TESSERA_OK) throw Error(status, tessera_last_error());
 }
 
-// An Attention as the C struct. It points into that Attention and into itself, so it is neither copied nor moved.
-class Lowered {
+// Arguments as the C struct. It points into them and into itself, so it is neither copied nor moved.
+template <class Args, std::size_t kTensors>
+class LoweredArgs {
  public:
-  explicit Lowered(const Attention& a) {
+  LoweredArgs(const LoweredArgs&) = delete;
+  LoweredArgs& operator=(const LoweredArgs&) = delete;
+
+  const Args* get() const noexcept { return &args_; }
+
+ protected:
+  explicit LoweredArgs(const Args& initial) : args_(initial) {}
+
+  const tessera_tensor* tensor(const Tensor& t) {
+    if (!t.given()) return nullptr;
+    views_[count_] = t.view();
+    return &views_[count_++];
+  }
+
+  Args args_;
+
+ private:
+  std::array<tessera_tensor, kTensors> views_{};
+  std::size_t count_ = 0;
+};
+
+// A plan that is destroyed with this object.
+class OwnedPlan {
+ public:
+  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
+  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
+    return tessera_plan_explain(plan_.get(), format);
+  }
+
+ protected:
+  struct Destroy {
+    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
+  };
+  std::unique_ptr<tessera_plan, Destroy> plan_;
+};
+
+class LoweredAttention : public LoweredArgs<tessera_attention, 23> {
+ public:
+  explicit LoweredAttention(const Attention& a) : LoweredArgs(TESSERA_ATTENTION_INIT) {
     args_.q = tensor(a.q);
     args_.k = tensor(a.k);
     args_.v = tensor(a.v);
@@ -149,28 +188,11 @@ class Lowered {
     args_.leftpad_k = tensor(a.leftpad_k);
     args_.status = tensor(a.status);
   }
-  Lowered(const Lowered&) = delete;
-  Lowered& operator=(const Lowered&) = delete;
-
-  const tessera_attention* get() const noexcept { return &args_; }
-
- private:
-  static constexpr std::size_t kTensors = 23;
-
-  const tessera_tensor* tensor(const Tensor& t) {
-    if (!t.given()) return nullptr;
-    views_[count_] = t.view();
-    return &views_[count_++];
-  }
-
-  std::array<tessera_tensor, kTensors> views_{};
-  std::size_t count_ = 0;
-  tessera_attention args_ = TESSERA_ATTENTION_INIT;
 };
 
 // The library allocates the workspace.
 inline void run(tessera_attention_op op, const Attention& attention, void* stream) {
-  throw_unless_ok(tessera_attention_run(op, Lowered(attention).get(), nullptr, 0, stream));
+  throw_unless_ok(tessera_attention_run(op, LoweredAttention(attention).get(), nullptr, 0, stream));
 }
 
 }  // namespace detail
@@ -186,35 +208,23 @@ inline void attention_decode(const Attention& attention, void* stream = nullptr)
 }
 
 // Arguments checked and a kernel chosen once, to be run many times: a run neither compiles nor allocates.
-class Plan {
+class Plan : public detail::OwnedPlan {
  public:
   Plan(tessera_attention_op op, const Attention& attention) {
     tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_attention_plan_create(op, detail::Lowered(attention).get(), &plan));
+    detail::throw_unless_ok(tessera_attention_plan_create(op, detail::LoweredAttention(attention).get(), &plan));
     plan_.reset(plan);
   }
-
-  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
-  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
-    return tessera_plan_explain(plan_.get(), format);
-  }
-
   void run(const Attention& attention, void* workspace, std::size_t bytes, void* stream = nullptr) const {
     detail::throw_unless_ok(
-        tessera_attention_plan_run(plan_.get(), detail::Lowered(attention).get(), workspace, bytes, stream));
+        tessera_attention_plan_run(plan_.get(), detail::LoweredAttention(attention).get(), workspace, bytes, stream));
   }
-
- private:
-  struct Destroy {
-    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
-  };
-  std::unique_ptr<tessera_plan, Destroy> plan_;
 };
 
 // Which kernel serves this, and why the others do not. arch as in tessera_attention_explain.
 inline std::string explain(tessera_attention_op op, const Attention& attention, const char* arch = nullptr,
                            tessera_explain_format format = TESSERA_EXPLAIN_TEXT) {
-  const detail::Lowered lowered(attention);
+  const detail::LoweredAttention lowered(attention);
   std::size_t needed = 0;
   detail::throw_unless_ok(tessera_attention_explain(op, lowered.get(), arch, format, nullptr, 0, &needed));
   std::string text(needed, '\0');
@@ -236,10 +246,9 @@ struct Gemm {
 
 namespace detail {
 
-// A Gemm as the C struct. It points into that Gemm and into itself, so it is neither copied nor moved.
-class LoweredGemm {
+class LoweredGemm : public LoweredArgs<tessera_gemm, 10> {
  public:
-  explicit LoweredGemm(const Gemm& g) {
+  explicit LoweredGemm(const Gemm& g) : LoweredArgs(TESSERA_GEMM_INIT) {
     args_.a = tensor(g.a);
     args_.b = tensor(g.b);
     args_.out = tensor(g.out);
@@ -254,23 +263,6 @@ class LoweredGemm {
     if (g.a_transposed) args_.flags |= TESSERA_GEMM_A_TRANSPOSED;
     if (g.b_transposed) args_.flags |= TESSERA_GEMM_B_TRANSPOSED;
   }
-  LoweredGemm(const LoweredGemm&) = delete;
-  LoweredGemm& operator=(const LoweredGemm&) = delete;
-
-  const tessera_gemm* get() const noexcept { return &args_; }
-
- private:
-  static constexpr std::size_t kTensors = 10;
-
-  const tessera_tensor* tensor(const Tensor& t) {
-    if (!t.given()) return nullptr;
-    views_[count_] = t.view();
-    return &views_[count_++];
-  }
-
-  std::array<tessera_tensor, kTensors> views_{};
-  std::size_t count_ = 0;
-  tessera_gemm args_ = TESSERA_GEMM_INIT;
 };
 
 }  // namespace detail
@@ -286,29 +278,17 @@ inline void gemm_grouped(const Gemm& args, void* stream = nullptr) {
 }
 
 // As Plan, for products.
-class GemmPlan {
+class GemmPlan : public detail::OwnedPlan {
  public:
   explicit GemmPlan(const Gemm& args, tessera_gemm_op op = TESSERA_GEMM_DENSE) {
     tessera_plan* plan = nullptr;
     detail::throw_unless_ok(tessera_gemm_plan_create(op, detail::LoweredGemm(args).get(), &plan));
     plan_.reset(plan);
   }
-
-  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
-  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
-    return tessera_plan_explain(plan_.get(), format);
-  }
-
   void run(const Gemm& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
     detail::throw_unless_ok(
         tessera_gemm_plan_run(plan_.get(), detail::LoweredGemm(args).get(), workspace, bytes, stream));
   }
-
- private:
-  struct Destroy {
-    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
-  };
-  std::unique_ptr<tessera_plan, Destroy> plan_;
 };
 
 // The arguments of an MLP; tessera_mlp in mlp.h says what each is.
@@ -339,31 +319,6 @@ struct Loss {
 };
 
 namespace detail {
-
-// Arguments as the C struct. It points into them and into itself, so it is neither copied nor moved.
-template <class Args, std::size_t kTensors>
-class LoweredArgs {
- public:
-  LoweredArgs(const LoweredArgs&) = delete;
-  LoweredArgs& operator=(const LoweredArgs&) = delete;
-
-  const Args* get() const noexcept { return &args_; }
-
- protected:
-  explicit LoweredArgs(const Args& initial) : args_(initial) {}
-
-  const tessera_tensor* tensor(const Tensor& t) {
-    if (!t.given()) return nullptr;
-    views_[count_] = t.view();
-    return &views_[count_++];
-  }
-
-  Args args_;
-
- private:
-  std::array<tessera_tensor, kTensors> views_{};
-  std::size_t count_ = 0;
-};
 
 class LoweredMlp : public LoweredArgs<tessera_mlp, 19> {
  public:
@@ -449,24 +404,6 @@ inline void norm_rotary(const Norm& args, void* stream = nullptr) {
 inline void loss_gmm_nll(const Loss& args, void* stream = nullptr) {
   detail::throw_unless_ok(tessera_loss_run(TESSERA_LOSS_GMM_NLL, detail::LoweredLoss(args).get(), nullptr, 0, stream));
 }
-
-namespace detail {
-
-class OwnedPlan {
- public:
-  std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
-  std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
-    return tessera_plan_explain(plan_.get(), format);
-  }
-
- protected:
-  struct Destroy {
-    void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
-  };
-  std::unique_ptr<tessera_plan, Destroy> plan_;
-};
-
-}  // namespace detail
 
 // As Plan, for MLPs.
 class MlpPlan : public detail::OwnedPlan {

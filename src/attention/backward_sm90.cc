@@ -117,48 +117,16 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
   if (!fits_a_grid(k_tiles, p, columns_per_batch(p, config))) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: more rows than one grid can cover");
   }
-  AttentionBackwardSm90Params params = {};
-  params.dk = args.dk.data;
-  params.dv = args.dv.data;
-  params.cu_seqlens_q = args.cu_seqlens_q;
-  params.cu_seqlens_k = args.cu_seqlens_k;
-  params.dk_strides = strides_of(args.dk);
-  params.dv_strides = strides_of(args.dv);
-  params.seq_q = static_cast<int>(p.seq_q);
-  params.seq_k = static_cast<int>(p.seq_k);
-  params.heads_q = static_cast<unsigned>(p.heads_q);
-  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
-  params.k_tiles = static_cast<unsigned>(k_tiles);
-  params.band = band_of(p);
-  params.scale = p.scale;
-  const std::int64_t group = p.heads_q / p.heads_kv;
-  const std::int64_t heads = config.splits_group ? part_heads : group;
-  const std::int64_t parts = ceil_div(group, heads);
-  params.part_heads = static_cast<unsigned>(heads);
-  params.by_parts = divisor(static_cast<unsigned>(parts));
-  const std::int64_t columns = p.batch * p.heads_kv * parts;
-  // Q and dO, of 16 bits, and dQ's sums, of 32. The CTAs of a key head are at the same query head at about the same time,
-  // or at two.
-  const std::int64_t head_bytes =
-      saturating_product(p.seq_q, std::min<std::int64_t>(heads, 2), 6 * p.dim_qk + 2 * p.dim_v);
-  params.columns = static_cast<unsigned>(columns);
-  params.together = divisor(columns_together(columns, head_bytes));
-  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv * parts));
-  return cuda::Work<AttentionBackwardSm90Params>{params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
+  const std::int64_t heads = config.splits_group ? part_heads : p.heads_q / p.heads_kv;
+  // The CTAs of a key head are at the same query head at about the same time, or at two.
+  return hopper_backward_work<AttentionBackwardSm90Params>(args, block_k_of(config), heads,
+                                                           std::min<std::int64_t>(heads, 2));
 }
 
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
                                             const AttentionBackwardSm90Config& config) {
-  if (!fits_a_grid(ceil_div(problem.seq_k, block_k_of(config)), problem, columns_per_batch(problem, config)) ||
-      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
-      (config.splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
-    return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: more rows than one grid can cover");
-  }
-  const std::int64_t bytes = backward_bytes(problem, config.block_q, sums_block_k(config));
-  if (bytes == LLONG_MAX) {
-    return Status(TESSERA_UNSUPPORTED, "attention_backward_sm90: its workspace cannot be addressed");
-  }
-  return static_cast<std::size_t>(bytes);
+  return hopper_backward_workspace(problem, "attention_backward_sm90", config.block_q, block_k_of(config),
+                                   config.splits_group);
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/backward_convert.h"
 #include "attention/backward_preprocess.h"
 #include "attention/gpu.h"
 #include "attention/params.h"
@@ -86,6 +87,18 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int blo
           {block_k > 0 ? place(at.dv_sums) : nullptr, key_sum_rows(p, block_k)},
           p.deterministic && block_q > 0 ? reinterpret_cast<unsigned*>(place(at.turns)) : nullptr,
           at.zeroed_bytes};
+}
+
+Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
+                                              int block_k, bool splits_group) {
+  if (!fits_a_grid(ceil_div(problem.seq_k, block_k), problem, splits_group ? problem.heads_q : problem.heads_kv) ||
+      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
+      (splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
+    return Status(TESSERA_UNSUPPORTED, format("{}: more rows than one grid can cover", kernel));
+  }
+  const std::int64_t bytes = backward_bytes(problem, block_q, splits_group ? block_k : 0);
+  if (bytes == LLONG_MAX) return Status(TESSERA_UNSUPPORTED, format("{}: its workspace cannot be addressed", kernel));
+  return static_cast<std::size_t>(bytes);
 }
 
 bool fits_a_grid(std::int64_t tiles, const AttentionProblem& problem, std::int64_t heads) {

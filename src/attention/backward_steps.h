@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention/backward_config.h"
+#include "attention/params.h"
 #include "attention/problem.h"
 #include "base/status.h"
 #include "cuda/kernel.h"
@@ -27,6 +28,46 @@ struct BackwardBuffers {
 // overflow.
 std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k = 0);
 BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, int block_k, void* workspace);
+
+// Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, if deterministic, the turns;
+// TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid has.
+// For the Hopper backwards; kernel: its name, for messages.
+Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
+                                              int block_k, bool splits_group);
+
+// Everything in the Params of a Hopper backward but tensor maps and buffers. The caller has checked that one grid covers
+// the problem. part_heads: query heads of a CTA. heads_at_once: how many of them the CTAs of a key head are at, at about
+// the same time.
+template <class Params>
+cuda::Work<Params> hopper_backward_work(const AttentionArgs& args, int block_k, std::int64_t part_heads,
+                                        std::int64_t heads_at_once) {
+  const AttentionProblem& p = args.problem;
+  const std::int64_t k_tiles = ceil_div(p.seq_k, block_k), group = p.heads_q / p.heads_kv;
+  Params params = {};
+  params.dk = args.dk.data;
+  params.dv = args.dv.data;
+  params.cu_seqlens_q = args.cu_seqlens_q;
+  params.cu_seqlens_k = args.cu_seqlens_k;
+  params.dk_strides = strides_of(args.dk);
+  params.dv_strides = strides_of(args.dv);
+  params.seq_q = static_cast<int>(p.seq_q);
+  params.seq_k = static_cast<int>(p.seq_k);
+  params.heads_q = static_cast<unsigned>(p.heads_q);
+  params.group = static_cast<unsigned>(group);
+  params.k_tiles = static_cast<unsigned>(k_tiles);
+  params.band = band_of(p);
+  params.scale = p.scale;
+  const std::int64_t parts = ceil_div(group, part_heads);
+  params.part_heads = static_cast<unsigned>(part_heads);
+  params.by_parts = divisor(static_cast<unsigned>(parts));
+  const std::int64_t columns = p.batch * p.heads_kv * parts;
+  // Q and dO, of 16 bits, and dQ's sums, of 32.
+  const std::int64_t head_bytes = saturating_product(p.seq_q, heads_at_once, 6 * p.dim_qk + 2 * p.dim_v);
+  params.columns = static_cast<unsigned>(columns);
+  params.together = divisor(columns_together(columns, head_bytes));
+  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv * parts));
+  return {params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
+}
 
 bool fits_a_grid(std::int64_t tiles, const AttentionProblem& problem, std::int64_t heads);
 

@@ -94,53 +94,14 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
 // Of the sums of dK and dV.
 int sums_block_k(const Config& config) { return config.splits_group ? kBackwardWideTile : 0; }
 
-// Everything but tensor maps and buffers. The caller has checked that one grid covers the problem.
 cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args, const Config& config, int part_heads) {
-  const AttentionProblem& p = args.problem;
-  const std::int64_t k_tiles = ceil_div(p.seq_k, kBackwardWideTile);
-  AttentionBackwardWideSm90Params params = {};
-  params.dk = args.dk.data;
-  params.dv = args.dv.data;
-  params.cu_seqlens_q = args.cu_seqlens_q;
-  params.cu_seqlens_k = args.cu_seqlens_k;
-  params.dk_strides = strides_of(args.dk);
-  params.dv_strides = strides_of(args.dv);
-  params.seq_q = static_cast<int>(p.seq_q);
-  params.seq_k = static_cast<int>(p.seq_k);
-  params.heads_q = static_cast<unsigned>(p.heads_q);
-  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
-  params.k_tiles = static_cast<unsigned>(k_tiles);
-  params.band = band_of(p);
-  params.scale = p.scale;
-  const std::int64_t group = p.heads_q / p.heads_kv;
-  const std::int64_t heads = config.splits_group ? part_heads : group;
-  const std::int64_t parts = ceil_div(group, heads);
-  params.part_heads = static_cast<unsigned>(heads);
-  params.by_parts = divisor(static_cast<unsigned>(parts));
-  const std::int64_t columns = p.batch * p.heads_kv * parts;
-  // Q and dO, of 16 bits, and dQ's sums, of 32.
-  const std::int64_t head_bytes = saturating_product(p.seq_q, heads, 6 * p.dim_qk + 2 * p.dim_v);
-  params.columns = static_cast<unsigned>(columns);
-  params.together = divisor(columns_together(columns, head_bytes));
-  params.by_heads = divisor(static_cast<unsigned>(p.heads_kv * parts));
-  return {params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
+  const std::int64_t heads = config.splits_group ? part_heads : args.problem.heads_q / args.problem.heads_kv;
+  return hopper_backward_work<AttentionBackwardWideSm90Params>(args, kBackwardWideTile, heads, heads);
 }
 
-// Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, if deterministic, the turns;
-// TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid
-// has.
 Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& config) {
-  if (!fits_a_grid(ceil_div(problem.seq_k, kBackwardWideTile), problem,
-                   config.splits_group ? problem.heads_q : problem.heads_kv) ||
-      !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
-      (config.splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
-    return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: more rows than one grid can cover");
-  }
-  const std::int64_t bytes = backward_bytes(problem, kBackwardWideTile, sums_block_k(config));
-  if (bytes == LLONG_MAX) {
-    return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: its workspace cannot be addressed");
-  }
-  return static_cast<std::size_t>(bytes);
+  return hopper_backward_workspace(problem, "attention_backward_wide_sm90", kBackwardWideTile, kBackwardWideTile,
+                                   config.splits_group);
 }
 
 jit::KernelInstance main_kernel(const Config& config) {

@@ -35,11 +35,6 @@ Status must_match(const char* tensor, const char* dim, std::int64_t got, std::in
   return invalid(format("{} has {} = {}, but {} gives {}", tensor, dim, got, giver, want));
 }
 
-#define TESSERA_CHECK(expression)                      \
-  do {                                                 \
-    if (Status s_ = (expression); !s_.ok()) return s_; \
-  } while (false)
-
 class Checker {
  public:
   Checker(tessera_attention_op op, const tessera_attention& in, Look look, CheckedAttention& out)
@@ -628,8 +623,6 @@ Status check_into(tessera_attention_op op, const tessera_attention* args, Look l
   TESSERA_CHECK(read_arguments(args, offsetof(tessera_attention, lse), "TESSERA_ATTENTION_INIT", known));
   return Checker(op, known, look, out).run();
 }
-
-#undef TESSERA_CHECK
 
 }  // namespace
 

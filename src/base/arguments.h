@@ -10,6 +10,12 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
+// For functions that return a Status: returns that of the expression unless it is OK.
+#define TESSERA_CHECK(expression)                               \
+  do {                                                          \
+    if (tessera::Status s_ = (expression); !s_.ok()) return s_; \
+  } while (false)
+
 namespace tessera {
 
 // Reads the caller's struct, of whatever size it says, into `known`, which holds the defaults. A smaller struct_size

@@ -12,11 +12,6 @@ namespace {
 
 constexpr std::uint32_t kKnownFlags = TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED;
 
-#define TESSERA_CHECK(expression)                      \
-  do {                                                 \
-    if (Status s_ = (expression); !s_.ok()) return s_; \
-  } while (false)
-
 class Checker {
  public:
   Checker(GemmOp op, const tessera_gemm& in, Look look, CheckedGemm& out)
@@ -305,8 +300,6 @@ Status check_into(tessera_gemm_op op, const tessera_gemm* args, Look look, Check
   TESSERA_CHECK(read_arguments(args, offsetof(tessera_gemm, bias), "TESSERA_GEMM_INIT", known));
   return Checker(known_op, known, look, out).run();
 }
-
-#undef TESSERA_CHECK
 
 }  // namespace
 

@@ -10,11 +10,6 @@
 namespace tessera::loss {
 namespace {
 
-#define TESSERA_CHECK(expression)                      \
-  do {                                                 \
-    if (Status s_ = (expression); !s_.ok()) return s_; \
-  } while (false)
-
 struct Slot {
   const char* name;
   const tessera_tensor* tessera_loss::*given;
@@ -106,8 +101,6 @@ Status check_into(tessera_loss_op op, const tessera_loss* args, Look look, Check
   TESSERA_CHECK(read_arguments(args, sizeof(tessera_loss), "TESSERA_LOSS_INIT", known));
   return check_known(known, look, out);
 }
-
-#undef TESSERA_CHECK
 
 }  // namespace
 

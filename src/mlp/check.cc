@@ -10,11 +10,6 @@
 namespace tessera::mlp {
 namespace {
 
-#define TESSERA_CHECK(expression)                      \
-  do {                                                 \
-    if (Status s_ = (expression); !s_.ok()) return s_; \
-  } while (false)
-
 class Checker {
  public:
   Checker(MlpOp op, const tessera_mlp& in, Look look, CheckedMlp& out)
@@ -210,8 +205,6 @@ Status check_into(tessera_mlp_op op, const tessera_mlp* args, Look look, Checked
   TESSERA_CHECK(read_arguments(args, sizeof(tessera_mlp), "TESSERA_MLP_INIT", known));
   return Checker(known_op, known, look, out).run();
 }
-
-#undef TESSERA_CHECK
 
 }  // namespace
 

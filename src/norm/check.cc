@@ -12,11 +12,6 @@
 namespace tessera::norm {
 namespace {
 
-#define TESSERA_CHECK(expression)                      \
-  do {                                                 \
-    if (Status s_ = (expression); !s_.ok()) return s_; \
-  } while (false)
-
 constexpr unsigned kForward = 1u << TESSERA_NORM_FORWARD;
 constexpr unsigned kBackward = 1u << TESSERA_NORM_BACKWARD;
 constexpr unsigned kRotary = 1u << TESSERA_NORM_ROTARY;
@@ -292,8 +287,6 @@ Status check_into(tessera_norm_op op, const tessera_norm* args, Look look, Check
   TESSERA_CHECK(read_arguments(args, sizeof(tessera_norm), "TESSERA_NORM_INIT", known));
   return Checker(op, known, look, out).run();
 }
-
-#undef TESSERA_CHECK
 
 }  // namespace
 

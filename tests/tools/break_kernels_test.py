@@ -17,6 +17,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import break_kernels  # noqa: E402
+import mutations  # noqa: E402
 import delayed_sources  # noqa: E402
 import racecheck_sources  # noqa: E402
 
@@ -101,7 +102,7 @@ class BreakKernels(unittest.TestCase):
             class Options:
                 tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
 
-            broken = break_kernels.Mutation("broken", "attention/forward.cuh", ((old, ""),), break_kernels.FORWARD)
+            broken = break_kernels.Mutation("broken", "attention/forward.cuh", ((old, ""),), mutations.FORWARD)
             with self.assertRaisesRegex(break_kernels.Misfit, "broken: .*not once"):
                 break_kernels.Checks(Options, self.folder).copy((broken,))
 
