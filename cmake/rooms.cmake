@@ -5,7 +5,7 @@
 # those of the rooms it uses. A header of any other room is not found.
 function(tessera_room NAME)
   cmake_parse_arguments(R "OBJECT" "" "SOURCES;USES" ${ARGN})
-  set(root ${CMAKE_BINARY_DIR}/rooms/${NAME})
+  set(root ${TESSERA_ROOMS}/${NAME})
   file(MAKE_DIRECTORY ${root})
   file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/${NAME} SYMBOLIC)
   if(R_OBJECT)

@@ -2,7 +2,7 @@
 """collect_results.py OUT RESULTS: turns what scripts/gpu_check.sh left in OUT into the files that are committed.
 
 verify.json has each suite's counts and, one case per line, the error divided by the allowed error. peers.json, bench.json,
-evidence.json, doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps
+training.json, evidence.json, doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps
 its family, op, fields and tags, whatever a family calls them. Files that OUT does not have stay as they are.
 """
 
@@ -10,7 +10,7 @@ import json
 import pathlib
 import sys
 
-KEPT = ("peers", "bench", "evidence", "doctor", "verified")
+KEPT = ("peers", "bench", "training", "evidence", "doctor", "verified")
 
 
 def verify_summary(report):

@@ -6,9 +6,10 @@
 #   sanitizer  compute-sanitizer on a small suite
 #   bench      times of every shape, and many single calls of some
 #   peers      the comparison with other libraries
+#   training   whole training steps of examples/transformer_np (only if named; needs the Python package on the path)
 #   break      mutation tests: that the checks catch broken kernels (only if named)
 #
-# Without names: all but the last. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed
+# Without names: all but the last two. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed
 # to repeat it), so a run that was stopped can go on. Everything is written to OUT, results/<gpu>/ is updated, and the
 # summary names what failed and what was not run. The exit code is 1 if a check failed, 3 if there is no GPU.
 #
@@ -94,9 +95,20 @@ stage_tests() {
 
 stage_verify() {
   local verify=("$tessera" verify --device cuda)
-  # What the time did not suffice for is left to the next run of this stage.
-  start verify_full 470 "${verify[@]}" --suite full --arch-code native,sm_80,sm_75 --json "$out/verify_full.json" \
-    --record "$record" --skip-recorded --seconds 440
+  # The suite in parts side by side, then all of them together. What the time did not suffice for is left to the next run
+  # of this stage.
+  mkdir -p "$out/parts"
+  local arch part
+  for arch in native sm_80 sm_75; do
+    for part in fwd/ bwd/ dec/ gemm/ norm rotary/ gmm linear_cross; do
+      timeout 160 "${verify[@]}" --suite full --arch-code $arch --filter $part --seconds 130 \
+        --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/parts/${arch}_${part%/}.json" \
+        > "$out/parts/${arch}_${part%/}.txt" 2>&1 &
+    done
+    wait
+  done
+  step verify_full 100 "${verify[@]}" --suite full --arch-code native,sm_80,sm_75 --seconds 60 \
+    --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/verify_full.json" --record "$record"
   # Code for sm_90 is the portable kernels on Hopper.
   start verify_hostile 300 "${verify[@]}" --suite hostile --arch-code native,sm_90 --json "$out/verify_hostile.json"
   start verify_long 300 "${verify[@]}" --suite long --json "$out/verify_long.json"
@@ -146,6 +158,10 @@ stage_peers() {
   rm -rf "$out/path"
 }
 
+stage_training() {
+  lines=40 step training 470 "$python" -m tessera.bench --suite np --json "$out/training.json"
+}
+
 stage_break() {
   lines=30 step break_kernels 470 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
     --python "$python"
@@ -183,7 +199,7 @@ done
 
 summary=$out/summary.txt
 : > "$summary"
-for stage in tests verify sanitizer bench peers break; do
+for stage in tests verify sanitizer bench peers training break; do
   if [ -e "$out/$stage.summary" ]; then cat "$out/$stage.summary" >> "$summary"; else echo "not run: stage $stage" >> "$summary"; fi
 done
 grep -qE '^(FAILED|TIMEOUT)' "$summary" && bad=1

@@ -10,11 +10,13 @@ FORWARD_CACHE = ("sm_80", "attention_forward_bf16_d64x64_64x64w4_masked_cache")
 FORWARD_PAGED = ("sm_80", "attention_forward_bf16_d64x64_64x64w4_masked_chunked_paged")
 CACHE_APPEND = ("sm_80", "cache_append_bf16_v8")
 SM90_CACHE = ("sm_90a", "attention_forward_sm90_bf16_d64x64_192x128_masked_cache")
+SM90_PAGES = ("sm_90a", "attention_forward_sm90_bf16_d64x64_192x128_masked_cache_page16")
 SM90_CHUNKS = ("sm_90a", "attention_forward_sm90_bf16_d64x64_192x128_masked_chunked_cache")
 MANY_QUERIES = ("quick", "dec/fp16/b3_sq40")
 PACKED_QUERIES = ("quick", "queries17")
 SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64")  # with and without an intra-CTA split
 SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64")
+SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
 WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192")
 WIDE_CASES = ("full", "bwd/bf16/b1_sq513_sk640")
 # For sm_80, so that no cluster does without partial results. 100 keys are one tile, thousands are shared among CTAs.
@@ -27,12 +29,20 @@ DECODE_TMA = ("sm_90a", "attention_decode_bf16_d80x80")
 BOXES = ("full", "dec/bf16/b3_sq1_sk300_h4:1_d80")  # rows that are no whole lines: TMA
 MANY_TILES = ("full", "dec/bf16/b2_sq1_sk33800")
 SHARED_KEYS = ("full", "dec/bf16/b2_sq1_sk4096_h8:1_d128")
+FP8 = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128")
+FP8_TRANSPOSE = ("sm_90a", "value_transpose")
+QUICK_FP8 = ("quick", "fwd/e4m3")
 GEMM = ("sm_80", "gemm_dense_bf16_bf16_nn_64x64")
 GEMM_SM90 = ("sm_90a", "gemm_dense_sm90_bf16_bf16_nn_64x256")
 QUICK_GEMM = ("quick", "gemm/bf16")
 NORM = ("sm_80", "norm_forward_bf16")
 NORM_BACKWARD = ("sm_80", "norm_backward_bf16")
 GMM = ("sm_80", "loss_gmm_nll_bf16")
+CROSS_ENTROPY = ("sm_80", "loss_cross_entropy_bf16")
+LONG_ROWS = ("full", "linear_cross_entropy/bf16/r4_c8_v130001")
+ROUTE = ("sm_80", "moe_route_bf16")
+QUICK_MOE = ("quick", "moe/fwd/bf16")
+QUICK_MOE_BACKWARD = ("quick", "moe/bwd/bf16")
 GROUPED_ROWS = ("sm_90a", "64x240s5_ping_pong_cluster_ragged_rows")
 GROUPED_SUMS = ("sm_90a", "64x256s4_ping_pong_cluster_ragged_sums")
 
@@ -79,6 +89,27 @@ MUTATIONS = (
              (("visible_keys<config.masked, config.chunked>(p.band, query_of(half)",
                "visible_keys<config.masked, false>(p.band, query_of(half)"),),
              SM90_CHUNKS, "attention_forward_sm90", "native", verify=("quick", "chunk")),
+    Mutation("fp8_forward_takes_keys_of_p_in_order", "attention/value_transpose_sm90.cuh",
+             (("value_key(word % 4 * 4 + i)", "word % 4 * 4 + i"),),
+             FP8_TRANSPOSE, "attention_forward_fp8_sm90", "native", verify=QUICK_FP8),
+    Mutation("fp8_forward_does_not_change_its_unit", "attention/forward_fp8_sm90_consumer.cuh",
+             (("if (v_scale == v_unit) return;", "if (v_scale != v_unit) return;"),),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),
+    Mutation("fp8_forward_takes_the_scale_of_the_block_before", "attention/forward_fp8_sm90_consumer.cuh",
+             (("min(tile * config.block_k + g * kScaleKeys, len_k - 1)", "min(tile * config.block_k, len_k - 1)"),),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("full", "fwd/e4m3_bf16/b1_sq300_sk700")),
+    Mutation("fp8_forward_does_not_rescale", "attention/forward_fp8_sm90_softmax.cuh",
+             (("raised[half] && !is_first[half] ? fast_exp2(shift) : 1.0f", "1.0f"),),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),
+    Mutation("fp8_forward_lets_p_saturate", "attention/forward_fp8_sm90_softmax.cuh",
+             (("if (__any_sync(0xffffffffu, !(all < kLargestE4m3))) return false;", ""),),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),
+    Mutation("fp8_forward_forgets_large_references", "attention/forward_fp8_sm90_softmax.cuh",
+             (("rest[half] = kOffset - largest[half];", "rest[half] = 0;"),),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "logits_1e10")),
+    Mutation("value_transpose_leaves_out_the_last_keys", "attention/value_transpose_sm90.cuh",
+             (("first + piece * 16 >= padded", "first + piece * 16 + 16 >= padded"),),
+             FP8_TRANSPOSE, "attention_forward_fp8_sm90", "native", verify=QUICK_FP8),
     Mutation("forward_reads_left_padding", "attention/forward.cuh",
              ((" + cached.leftpad * strides.seq", ""),),
              FORWARD_CACHE, "attention_forward", verify=PACKED_QUERIES),
@@ -97,6 +128,12 @@ MUTATIONS = (
     Mutation("cache_append_takes_what_does_not_fit", "attention/cache_append.cuh",
              (("p.lengths[batch] = fits ? length + p.seq_new : -1;", "p.lengths[batch] = fits ? length + p.seq_new : 1;"),),
              CACHE_APPEND, "attention_forward_sm90", "native", verify=("hostile", "dec/fp16/b3_sq33")),
+    Mutation("sm90_forward_reads_a_page_beyond_the_length", "attention/forward_sm90_producer.cuh",
+             (("min(first + i, keys.length - 1)", "first + i"),),
+             SM90_PAGES, "attention_forward_sm90", "native", verify=PACKED_QUERIES),
+    Mutation("sm90_forward_reads_the_page_before", "attention/forward_sm90_producer.cuh",
+             (("keys.pages[page]", "keys.pages[page > 0 ? page - 1 : 0]"),),
+             SM90_PAGES, "attention_forward_sm90", "native", verify=PACKED_QUERIES),
     Mutation("sm90_forward_reads_left_padding", "attention/forward_sm90_producer.cuh",
              (("cached.row * p.k_pitch + cached.leftpad", "cached.row * p.k_pitch"),),
              SM90_CACHE, "attention_forward_sm90", "native", verify=PACKED_QUERIES),
@@ -162,6 +199,18 @@ MUTATIONS = (
     Mutation("sm90_backward_parts_of_a_group_start_at_its_first_head", "attention/backward_sm90_work.cuh",
              (("first + part * static_cast<int>(p.part_heads) : first;", "first : first;"),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=("full", "bwd/bf16/b1_sq500_sk700")),
+    Mutation("sm90_backward_does_not_write_zeros_of_dq", "attention/backward_sm90.cuh",
+             (("config.masked && config.writes_dq", "false"),),
+             ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x64_masked_writes_dq"), "attention_backward_sm90", "native",
+             verify=("full", "bwd/bf16/b1_sq300_sk40")),
+    Mutation("sm90_backward_leaves_out_the_derivative_of_softcap", "attention/backward_score_mod.cuh",
+             (("return s * derivative;", "return s;"),),
+             SM90_MODIFIED, "attention_backward_sm90", "native",
+             verify=("full", "bwd/bf16/b2_sq113_sk257_h8:2_d80/br+softcap1.5")),
+    Mutation("sm90_backward_keeps_the_slope_of_the_first_head", "attention/backward_sm90_producer.cuh",
+             (("if (slope) ++slope;", ";"),),
+             SM90_MODIFIED, "attention_backward_sm90", "native",
+             verify=("full", "bwd/fp16/b2_sq113_sk257_h8:2_d80/br+softcap1.5")),
     Mutation("sm90_backward_does_not_wait_for_queries", "attention/backward_sm90_consumer.cuh",
              (("{ wait(kAt.q_full, of.index, of.parity); }", "{}"),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True,
@@ -370,6 +419,24 @@ MUTATIONS = (
     Mutation("gmm_nll_skips_the_last_partial", "loss/sum_partials.cuh",
              (("i < p.count; i +=", "i + 1 < p.count; i +="),),
              ("sm_80", "loss_sum_partials"), "loss_gmm_nll", verify=("quick", "gmm_nll/bf16/r130")),
+    Mutation("cross_entropy_forgets_the_target", "loss/cross_entropy.cuh",
+             (("          if (chunk * 8 + e == target) x.value[e] -= dout;\n", ""),),
+             CROSS_ENTROPY, "loss_linear_cross_entropy", verify=("quick", "linear_cross_entropy/bf16")),
+    Mutation("cross_entropy_counts_what_is_behind_a_row", "loss/cross_entropy.cuh",
+             (("if (column + 8 > p.classes) {", "if (column > p.classes) {"),),
+             CROSS_ENTROPY, "loss_linear_cross_entropy", verify=("quick", "linear_cross_entropy/bf16")),
+    Mutation("cross_entropy_leaves_logits_of_ignored_rows", "loss/cross_entropy.cuh",
+             (("row[chunk] = Chunk{};", "(void)chunk;"),),
+             CROSS_ENTROPY, "loss_linear_cross_entropy", verify=("quick", "linear_cross_entropy/bf16")),
+    Mutation("cross_entropy_does_not_rescale_its_sum", "loss/cross_entropy.cuh",
+             (("float sum = all.sum * exp_of(all.most - most);", "float sum = all.sum;"),),
+             CROSS_ENTROPY, "loss_linear_cross_entropy", verify=LONG_ROWS),
+    Mutation("cross_entropy_keeps_half_of_what_it_reads_again", "loss/cross_entropy.cuh",
+             (("config.gradient && chunk * 8 < config.cached", "config.gradient && chunk * 16 < config.cached"),),
+             CROSS_ENTROPY, "loss_linear_cross_entropy", verify=LONG_ROWS),
+    Mutation("cross_entropy_mean_counts_ignored_rows", "loss/reduce_rows.cuh",
+             (("p.target[row] >= 0 && p.target[row] < p.classes ? 1 : 0", "1"),),
+             ("sm_80", "loss_reduce_rows"), "loss_linear_cross_entropy", verify=("quick", "linear_cross_entropy/bf16")),
     Mutation("gemm_group_begins_a_row_late", "gemm/dense.cuh",
              (("first_row = rows.begin + static_cast<int>(at.row)", "first_row = rows.begin + 1 + static_cast<int>(at.row)"),),
              ("sm_80", "gemm_dense_bf16_bf16_nn_64x64x32_ragged_rows"), "gemm_dense",
@@ -409,6 +476,54 @@ MUTATIONS = (
     Mutation("mlp_gate_skips_the_last_chunk", "mlp/gated.cuh",
              (("if (row >= p.rows) return;", "if (row >= p.rows || (index + 1) % p.row_chunks == 0) return;"),),
              ("sm_80", "mlp_gated_bf16"), "mlp_chained", verify=("quick", "mlp/bwd/bf16")),
+    Mutation("moe_ties_go_to_the_highest_expert", "moe/route.cuh",
+             (("(other == best && other_expert < expert)", "(other == best && other_expert > expert)"),),
+             ROUTE, "moe_chained", verify=("full", "moe/fwd/bf16/m70_k24_h32_e40_top3/silu+gated+normalized+kept+balanced+ties")),
+    Mutation("moe_chooses_an_expert_twice", "moe/route.cuh",
+             (("if (expert == lane + i * 32) order[i] = 0;", "if (expert == lane + i * 32 && lane > 0) order[i] = 0;"),),
+             ROUTE, "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_normalizes_by_all_scores", "moe/route.cuh",
+             (("weight /= warp_sum(weight);", "weight /= shares.sum;"),),
+             ROUTE, "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_forgets_a_warps_shares", "moe/route.cuh",
+             (("for (int w = 0; w < kWarps; ++w) sum +=", "for (int w = 1; w < kWarps; ++w) sum +="),),
+             ROUTE, "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_sigmoid_underflows", "moe/route.cuh",
+             (("return max < 0 ? expf(logit - max) / (1.0f + expf(logit)) : 1.0f / (1.0f + expf(-logit));",
+               "return 1.0f / (1.0f + expf(-logit));"),),
+             ("sm_80", "moe_route_fp32_sigmoid"), "moe_chained",
+             verify=("hostile", "moe/fwd/bf16/m70_k64_h72_e8_top2/silu+gated+sigmoid+normalized")),
+    Mutation("moe_router_forgets_the_mean_gradient", "moe/route.cuh",
+             (("weight * (dweight - mean_dweight)", "weight * dweight"),),
+             ("sm_80", "moe_route_backward_bf16"), "moe_chained", verify=QUICK_MOE_BACKWARD),
+    Mutation("moe_router_forgets_the_balance_loss", "moe/route.cuh",
+             (("dshare[i] = per_token *", "dshare[i] = 0 *"),),
+             ("sm_80", "moe_route_backward_bf16"), "moe_chained", verify=QUICK_MOE_BACKWARD),
+    Mutation("moe_sort_forgets_the_chunk_before", "moe/rows.cuh",
+             (("if (chunk < static_cast<int>(blockIdx.x))", "if (chunk + 1 < static_cast<int>(blockIdx.x))"),),
+             ("sm_80", "moe_permute_sort"), "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_sort_forgets_pairs_of_the_same_warp", "moe/rows.cuh",
+             (("s.next[expert] += __popc(alike);", "s.next[expert] += 1;"),),
+             ("sm_80", "moe_permute_sort"), "moe_chained", verify=("full", "moe/fwd/bf16/m1600_k16_h16_e64_top8")),
+    Mutation("moe_sort_does_not_skip", "moe/rows.cuh",
+             (("      if (expert >= p.experts) expert = -1;\n", "      if (expert >= p.experts) expert = 0;\n"),),
+             ("sm_80", "moe_permute_sort"), "moe_chained",
+             verify=("full", "moe/fwd/bf16/m70_k24_h32_e9_top3/silu+gated+given+skipped")),
+    Mutation("moe_copies_rows_without_their_end", "moe/rows.cuh",
+             (("          if (at >= p.columns) continue;", "          if (at + 8 >= p.columns) continue;"),),
+             ("sm_80", "moe_permute_"), "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_combines_without_weights", "moe/rows.cuh",
+             (("config.weighted && position >= 0 ? p.weights[pair] : 1.0f", "1.0f"),),
+             ("sm_80", "moe_combine_bf16_weighted"), "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_combines_all_experts_but_the_last", "moe/rows.cuh",
+             (("first + j < p.top_k ? moe_row", "first + j + 1 < p.top_k ? moe_row"),),
+             ("sm_80", "moe_combine_bf16"), "moe_chained", verify=QUICK_MOE),
+    Mutation("moe_elements_forget_the_weight", "moe/elements.cuh",
+             (("hidden.value[i] = weight * h;", "hidden.value[i] = h;"),),
+             ("sm_80", "moe_elements_bf16"), "moe_chained", verify=QUICK_MOE_BACKWARD),
+    Mutation("moe_elements_weigh_the_gradient_of_the_weight", "moe/elements.cuh",
+             (("sum += dhidden.value[i] * h;", "sum += d * h;"),),
+             ("sm_80", "moe_elements_bf16"), "moe_chained", verify=QUICK_MOE_BACKWARD),
 )
 # For the comparison with peers, which runs whichever kernel is selected: each of them skips a tile.
 PEERS = ("forward_skips_a_key_tile", "sm90_forward_skips_a_key_tile", "backward_skips_a_query_tile",

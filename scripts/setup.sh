@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 build=${1:-build}
 
 packages=(
-  g++ cmake ninja-build make pkg-config
+  g++ cmake ninja-build make ccache pkg-config
   libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev libsqlite3-dev libgtest-dev
   clang-format clang-tidy python3 python3-dev python3-venv
   "${@:2}"

@@ -57,10 +57,7 @@ Bytes some_values_as(DType dtype) {
 
 // Repeats a block whose length is prime, so that rows do not repeat in step. It is made once for each type, because
 // rounding takes longer than everything else that a benchmark's inputs need.
-void repeat_values(Bytes& storage, DType dtype) {
-  static const Bytes fp32 = some_values_as(DType::kFloat32), fp16 = some_values_as(DType::kFloat16),
-                     bf16 = some_values_as(DType::kBFloat16);
-  const Bytes& block = dtype == DType::kFloat32 ? fp32 : dtype == DType::kFloat16 ? fp16 : bf16;
+void repeat(const Bytes& block, Bytes& storage) {
   over_range(static_cast<std::int64_t>(storage.size()), [&](std::int64_t begin, std::int64_t end) {
     for (auto at = static_cast<std::size_t>(begin); at < static_cast<std::size_t>(end);) {
       const std::size_t from = at % block.size();
@@ -69,6 +66,23 @@ void repeat_values(Bytes& storage, DType dtype) {
       at += count;
     }
   });
+}
+
+void repeat_values(Bytes& storage, DType dtype) {
+  static const Bytes fp32 = some_values_as(DType::kFloat32), fp16 = some_values_as(DType::kFloat16),
+                     bf16 = some_values_as(DType::kBFloat16);
+  repeat(dtype == DType::kFloat32 ? fp32 : dtype == DType::kFloat16 ? fp16 : bf16, storage);
+}
+
+void repeat_e4m3(Bytes& storage) {
+  constexpr double kSize = 64;  // as if divided by a scale: the largest of many values is near e4m3's largest
+  static const Bytes block = [] {
+    const std::vector<double> values = some_values(1048573);
+    Bytes bytes(values.size());
+    for (std::size_t n = 0; n < values.size(); ++n) bytes[n] = std::byte{to_bits_e4m3(values[n] * kSize)};
+    return bytes;
+  }();
+  repeat(block, storage);
 }
 
 void fill_with_poison(Bytes& storage) {
@@ -112,6 +126,18 @@ void Buffer::fill(DType type, int rank, const HostTensor& values, bool written_b
                    [&](std::size_t at, std::size_t byte) { store(storage.data() + byte, type, values.data[at]); });
 }
 
+void Buffer::fill_e4m3(int rank, const HostTensor& values) {
+  const bool empty = shape[0] * shape[1] * shape[2] * shape[3] == 0;
+  const std::size_t elements = empty ? 0 : static_cast<std::size_t>(shape[0] * strides[0] + 64);
+  storage.resize(std::max<std::size_t>(elements, 1));
+  tensor.dtype = {TESSERA_FLOAT8_E4M3FN, 8, 1};
+  show(4 - rank, rank);
+  if (values.empty() && elements > 0) return repeat_e4m3(storage);
+  fill_with_poison(storage);
+  for_each_element(*this,
+                   [&](std::size_t at, std::size_t byte) { storage[byte] = std::byte{to_bits_e4m3(values.data[at])}; });
+}
+
 void Buffer::fill(const std::vector<std::int32_t>& values, std::int64_t rows, int rank) {
   const auto total = static_cast<std::int64_t>(values.size());
   shape = {1, 1, rows, total / rows};
@@ -143,7 +169,11 @@ void Buffer::read(HostTensor& to) const {
 std::string Buffer::damage() const {
   std::vector<char> element(storage.size(), 0);
   const std::size_t size = tensor.dtype.bits / 8;
-  for_each_element(*this, [&](std::size_t, std::size_t byte) { std::memset(element.data() + byte, 1, size); });
+  const std::size_t chunk = free_padding ? 16 : size;
+  for_each_element(*this, [&](std::size_t, std::size_t byte) {
+    const std::size_t from = byte / chunk * chunk;  // rows start at multiples of it
+    std::memset(element.data() + from, 1, chunk);
+  });
   for (std::size_t n = 0; n < element.size(); ++n) {
     if (element[n] == 0 && storage[n] != kPoison) {
       return format("{} was written outside its elements, at byte {}", name, n);

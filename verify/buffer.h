@@ -36,8 +36,9 @@ struct Buffer {
   std::array<std::int64_t, 4> shape{};
   std::array<std::int64_t, 4> strides{};  // in elements
   tessera_tensor tensor{};
-  bool written = false;  // by the op; gaps of such a tensor must still be poisoned afterwards
-  Bytes before;          // written in part: what poison() restores
+  bool written = false;       // by the op; gaps of such a tensor must still be poisoned afterwards
+  bool free_padding = false;  // what is behind a row, up to a multiple of 16 bytes, may be written, too
+  Bytes before;               // written in part: what poison() restores
 
   explicit Buffer(const char* argument) : name(argument) {}
   Buffer(const Buffer&) = delete;
@@ -51,6 +52,8 @@ struct Buffer {
   // repeating random ones if there are none; or with NaN if the op writes it. Gaps are NaN. rank: of the last dims, which
   // the tensor has.
   void fill(DType dtype, int rank, const HostTensor& values, bool written_by_op);
+  // The same for e4m3; the op reads it.
+  void fill_e4m3(int rank, const HostTensor& values);
   // int32 values, [n] or [rows, n / rows].
   void fill(const std::vector<std::int32_t>& values, std::int64_t rows, int rank);
   // The op reads and writes it, in part: it is filled, and is filled again by poison().

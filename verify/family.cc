@@ -6,7 +6,7 @@
 #include "base/arch.h"
 
 // Every family; verify/<name>/ defines <name>_family(). One line adds a family.
-#define TESSERA_FAMILIES(each) each(attention) each(gemm) each(mlp) each(norm) each(loss)
+#define TESSERA_FAMILIES(each) each(attention) each(gemm) each(mlp) each(moe) each(norm) each(loss)
 
 namespace tessera::verify {
 
@@ -54,8 +54,11 @@ std::vector<jit::KernelInstance> gate_instances(const std::string& arch) {
   std::vector<jit::KernelInstance> all;
   const auto device = engine::cuda_device(arch);
   if (!device.ok()) return all;
+  std::set<std::pair<std::string, std::string>> known;  // families share steps
   for (const Family* family : families()) {
-    for (jit::KernelInstance& instance : family->gate(*device)) all.push_back(std::move(instance));
+    for (jit::KernelInstance& instance : family->gate(*device)) {
+      if (known.emplace(instance.entry, instance.config).second) all.push_back(std::move(instance));
+    }
   }
   return all;
 }

@@ -50,6 +50,9 @@ double round_to(DType dtype, double value);
 void round_all(DType dtype, HostTensor& tensor);
 std::uint16_t to_bits16(DType dtype, double value);  // fp16 and bf16
 double from_bits16(DType dtype, std::uint16_t bits);
+// e4m3, which is no DType: beyond the largest value, to the largest.
+double round_to_e4m3(double value);
+std::uint8_t to_bits_e4m3(double value);
 double epsilon_of(DType dtype);  // the gap between 1 and the next number: 2^-23, 2^-10, 2^-7
 
 }  // namespace tessera::verify

@@ -106,6 +106,25 @@ double round_to(DType dtype, double value) {
   return result;
 }
 
+double round_to_e4m3(double value) {
+  constexpr double kLargest = 448;
+  constexpr int kSignificand = 4, kQuantum = -9;
+  if (std::isnan(value) || value == 0) return value;
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  const int quantum = std::max(exponent - kSignificand, kQuantum);
+  return std::clamp(std::ldexp(std::nearbyint(std::ldexp(value, -quantum)), quantum), -kLargest, kLargest);
+}
+
+std::uint8_t to_bits_e4m3(double value) {
+  const auto sign = static_cast<std::uint8_t>(std::signbit(value) ? 0x80 : 0);
+  if (std::isnan(value)) return 0xff;
+  const double x = std::abs(round_to_e4m3(value));
+  if (x < std::ldexp(1.0, -6)) return static_cast<std::uint8_t>(sign | static_cast<int>(std::ldexp(x, 9)));
+  const int exponent = std::ilogb(x);
+  return static_cast<std::uint8_t>(sign | ((exponent + 7) << 3) | (static_cast<int>(std::ldexp(x, 3 - exponent)) - 8));
+}
+
 void round_all(DType dtype, HostTensor& tensor) {
   over_range(tensor.size(), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {

@@ -56,7 +56,7 @@ SharedPlan plan_for(tessera_mlp_op op, const tessera_mlp& args) {
 
 // mlp(tensors, activation, wanted) -> those that `wanted` names, in the struct's order
 // tensors: a tuple with those that are read, or None, in the struct's order. wanted: bits of those that are made; a backward
-// makes gradients. Rows between the layers start at multiples of 16 bytes.
+// makes gradients. Rows between the layers start at multiples of 128 bytes or, of fp32, 256.
 PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count) {
   constexpr Py_ssize_t kValues = 3;
   if (count != kValues || PyTuple_Size(values[0]) != kTensors) {
@@ -75,6 +75,7 @@ PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count) {
   }
   args.activation = static_cast<tessera_activation>(PyLong_AsLong(values[1]));
   const unsigned long wanted = PyLong_AsUnsignedLong(values[2]);
+  args.flags = TESSERA_MLP_HIDDEN_PADDED;  // they are made here
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (const auto field : {&tessera_mlp::x, &tessera_mlp::up, &tessera_mlp::down}) {
     if ((args.*field) != nullptr && (args.*field)->ndim == 2) continue;
@@ -98,7 +99,7 @@ PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count) {
                                   : field == &tessera_mlp::out       ? n
                                                                      : hidden};
     const bool padded = !of_up && !of_down && !outside;
-    const std::int64_t strides[] = {padded ? (shape[1] + 7) / 8 * 8 : shape[1], 1};
+    const std::int64_t strides[] = {padded ? (shape[1] + 63) / 64 * 64 : shape[1], 1};
     Ref tensor = allocate_strided(views[0], nullptr, shape, strides, 2, &views[i]);
     if (!tensor) return nullptr;
     args.*field = &views[i].tensor;

@@ -92,8 +92,8 @@ struct Outputs {
   View out_view, lse_view;
   Ref out, lse;
 
-  // out: q's shape with v's head dim; lse: [B, Hq, Sq], packed [Hq, total_q].
-  bool make(Inputs* in, bool with_lse) {
+  // out: q's shape with v's head dim, of q's type if dtype is null; lse: [B, Hq, Sq], packed [Hq, total_q].
+  bool make(Inputs* in, bool with_lse, PyObject* dtype = nullptr) {
     const tessera_tensor& t = in->q.tensor;
     const tessera_tensor& value = in->v.tensor;
     const int dims = t.ndim;
@@ -104,7 +104,7 @@ struct Outputs {
     std::int64_t shape[4];
     for (int i = 0; i < dims; ++i) shape[i] = t.shape[i];
     shape[dims - 1] = value.ndim > 0 ? value.shape[value.ndim - 1] : 0;
-    out = allocate(in->q, nullptr, shape, dims, rows_of(in->args), &out_view, in->layout);
+    out = allocate(in->q, dtype, shape, dims, rows_of(in->args), &out_view, in->layout);
     if (!out) return false;
     in->args.out = &out_view.tensor;
     if (!with_lse) return true;
@@ -135,6 +135,57 @@ PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
     return nullptr;
   }
   return outputs.result(with_lse);
+}
+
+// e4m3 is read as uint8, which every PyTorch has.
+bool as_e4m3(const char* name, View* view) {
+  if (view->tensor.dtype.code != TESSERA_UINT || view->tensor.dtype.bits != 8) {
+    fail(std::string(name) + " has " + std::to_string(view->tensor.dtype.bits) +
+         " bits; e4m3, viewed as uint8, is expected");
+    return false;
+  }
+  view->tensor.dtype = {TESSERA_FLOAT8_E4M3FN, 8, 1};
+  return true;
+}
+
+// forward_fp8(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, q_scale, k_scale, v_scale, dtype) -> (out, lse)
+PyObject* forward_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  if (!expect("forward_fp8", count, 11)) return nullptr;
+  Inputs in;
+  Outputs outputs;
+  View q_scale, k_scale, v_scale;
+  if (!in.read_qkv(values, Data::kNeeded) || !as_e4m3("q", &in.q) || !as_e4m3("k", &in.k) || !as_e4m3("v", &in.v) ||
+      !in.read_packing(values + 3, Data::kNeeded) || !read_options(values[6], &in.args) ||
+      !read_optional(values[7], "q_scale", Data::kNeeded, &q_scale, &in.args.q_scale) ||
+      !read_optional(values[8], "k_scale", Data::kNeeded, &k_scale, &in.args.k_scale) ||
+      !read_optional(values[9], "v_scale", Data::kNeeded, &v_scale, &in.args.v_scale) ||
+      !outputs.make(&in, true, values[10]) || !run(TESSERA_ATTENTION_FORWARD, in.args, in.q)) {
+    return nullptr;
+  }
+  return outputs.result(true);
+}
+
+// quantize_fp8(x, out, scale, cu_seqlens, max_seqlen): writes out, which is viewed as uint8, and scale.
+PyObject* quantize_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  if (!expect("quantize_fp8", count, 5)) return nullptr;
+  View x, out, scale, lengths;
+  tessera_quantize_fp8 args = TESSERA_QUANTIZE_FP8_INIT;
+  args.max_seqlen = PyLong_AsLongLong(values[4]);
+  if (PyErr_Occurred() != nullptr || !read(values[0], "x", Data::kNeeded, &x) ||
+      !read(values[1], "out", Data::kNeeded, &out) || !as_e4m3("out", &out) ||
+      !read(values[2], "scale", Data::kNeeded, &scale) ||
+      !read_optional(values[3], "cu_seqlens", Data::kNeeded, &lengths, &args.cu_seqlens)) {
+    return nullptr;
+  }
+  args.x = &x.tensor;
+  args.out = &out.tensor;
+  args.scale = &scale.tensor;
+  void* stream = nullptr;
+  if (!current_stream(x.tensor.device, &stream) || !succeeded(tessera_attention_quantize_fp8(&args, stream))) {
+    return nullptr;
+  }
+  Py_INCREF(Py_None);
+  return Py_None;
 }
 
 // decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_new, v_new,
@@ -242,12 +293,12 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return PyUnicode_FromString(text.c_str());
 }
 
-// mode(q, k, v) -> how to make the call: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
+// mode(tensors or None, ...) -> how to make the call: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
 // another class or has no memory), 1 straight to the kernel, 2 straight to the kernel, with gradients; plus 4 if
 // autocast is on.
 PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("mode", count, 3)) return nullptr;
-  for (int i = 0; i < 3; ++i) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (values[i] == Py_None) continue;
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(values[i]));
     if (type != torch.tensor_type && type != torch.parameter_type) return PyLong_FromLong(0);
   }
@@ -263,13 +314,13 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   }
   bool gradients = false;
   if (yes(torch.is_grad_enabled) != 0) {
-    for (int i = 0; i < 3 && !gradients; ++i) {
-      if (!truth(values[i], names.requires_grad, &gradients)) return nullptr;
+    for (Py_ssize_t i = 0; i < count && !gradients; ++i) {
+      if (values[i] != Py_None && !truth(values[i], names.requires_grad, &gradients)) return nullptr;
     }
   }
   // Tensors that have escaped a torch.func transform have none.
-  for (int i = 0; i < 3; ++i) {
-    if (!has_memory(values[i])) return PyLong_FromLong(0);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (values[i] != Py_None && !has_memory(values[i])) return PyLong_FromLong(0);
   }
   long answer = gradients ? 2 : 1;
   if (yes(torch.is_autocast_enabled) != 0) answer += 4;
@@ -315,6 +366,8 @@ PyMODINIT_FUNC PyInit__native() {
       {"version", version, METH_NOARGS, nullptr},
       {"mode", fast<mode>(), METH_FASTCALL, nullptr},
       {"forward", fast<forward>(), METH_FASTCALL, nullptr},
+      {"forward_fp8", fast<forward_fp8>(), METH_FASTCALL, nullptr},
+      {"quantize_fp8", fast<quantize_fp8>(), METH_FASTCALL, nullptr},
       {"backward", fast<backward>(), METH_FASTCALL, nullptr},
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},
       {"explain", fast<explain>(), METH_FASTCALL, nullptr},
@@ -323,7 +376,9 @@ PyMODINIT_FUNC PyInit__native() {
       {"norm_backward", fast<norm_backward>(), METH_FASTCALL, nullptr},
       {"norm_rotary", fast<norm_rotary>(), METH_FASTCALL, nullptr},
       {"gmm_nll", fast<gmm_nll>(), METH_FASTCALL, nullptr},
+      {"linear_cross_entropy", fast<linear_cross_entropy>(), METH_FASTCALL, nullptr},
       {"mlp", fast<mlp>(), METH_FASTCALL, nullptr},
+      {"moe", fast<moe>(), METH_FASTCALL, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyModuleDef definition = {

@@ -25,6 +25,9 @@ struct Key {
   std::int64_t shapes[3][4];
   std::int64_t batch, pages;  // of cu_seqlens or the page table
   std::int64_t seq_new, rotary_rows, rotary_columns;
+  std::int64_t scales[3][3];  // shapes of e4m3's scales
+  tessera_dtype out_dtype;
+  std::uint32_t unused;
   float scale, softcap;
   std::uint32_t flags;
   std::int32_t alignment;
@@ -95,6 +98,11 @@ Key key_of(tessera_attention_op op, const tessera_attention& a) {
   if (a.page_table != nullptr) key.batch = dim(*a.page_table, 0), key.pages = dim(*a.page_table, 1);
   if (a.k_new != nullptr) key.seq_new = dim(*a.k_new, 1);
   if (a.rotary_cos != nullptr) key.rotary_rows = dim(*a.rotary_cos, 0), key.rotary_columns = dim(*a.rotary_cos, 1);
+  const tessera_tensor* scales[] = {a.q_scale, a.k_scale, a.v_scale};
+  for (int i = 0; i < 3; ++i) {
+    for (int d = 0; d < 3 && scales[i] != nullptr; ++d) key.scales[i][d] = dim(*scales[i], d);
+  }
+  key.out_dtype = a.out->dtype;
   key.scale = a.scale;
   key.softcap = a.softcap;
   key.flags = a.flags;
@@ -149,6 +157,16 @@ bool follow_threads() {
   return true;
 }
 
+bool current_stream(tessera_device device, void** stream) {
+  *stream = nullptr;
+  if (device.type == TESSERA_CPU) return true;
+  const Ref index(PyLong_FromLong(device.index));
+  const Ref handle(index ? PyObject_CallFunctionObjArgs(torch.current_stream, index.get(), nullptr) : nullptr);
+  if (!handle) return false;
+  *stream = PyLong_AsVoidPtr(handle.get());
+  return true;
+}
+
 bool run_plan(const tessera_plan* plan, const View& like,
               const std::function<tessera_status(void* workspace, std::size_t bytes, void* stream)>& run) {
   const tessera_device device = like.tensor.device;
@@ -166,12 +184,7 @@ bool run_plan(const tessera_plan* plan, const View& like,
     workspace = scratch_view.tensor.data;
   }
   void* stream = nullptr;
-  if (!cpu) {
-    const Ref index(PyLong_FromLong(device.index));
-    const Ref handle(index ? PyObject_CallFunctionObjArgs(torch.current_stream, index.get(), nullptr) : nullptr);
-    if (!handle) return false;
-    stream = PyLong_AsVoidPtr(handle.get());
-  }
+  if (!current_stream(device, &stream)) return false;
   tessera_status status;
   {
     const WithoutGil without;

@@ -31,7 +31,8 @@ enum {
 
 /* All three ops take this. Set it up with TESSERA_ATTENTION_INIT, then the fields you need; a tensor that the op does
  * not use must stay NULL. B sequences; Hq a multiple of Hkv; dtype fp16, bf16 or (CPU) fp32, the same for all but lse,
- * dlse and slopes (fp32) and lengths and tables (int32). The last dim of every tensor is contiguous. */
+ * dlse, slopes and scales (fp32) and lengths and tables (int32). The last dim of every tensor is contiguous. Forward also
+ * takes q, k and v of e4m3, with their scales; out is then of any of the other types. */
 typedef struct tessera_attention {
   size_t struct_size;
 
@@ -85,14 +86,38 @@ typedef struct tessera_attention {
   /* Forward and decode: a query at position x sees only keys of its chunk, floor(x / attention_chunk); 0: no chunks. Not
    * with leftpad_k. */
   int64_t attention_chunk;
+
+  /* Forward, required if q, k and v are e4m3: the factors that they were divided by, fp32 [B or 1, heads or 1, blocks],
+   * positive. blocks: 1, or Sq or Sk (the longest sequence's: max_seqlen) over 64 or 128, rounded up; a block's rows are
+   * counted from the start of each sequence. Not with attention_chunk. */
+  const tessera_tensor* q_scale;
+  const tessera_tensor* k_scale;
+  const tessera_tensor* v_scale;
 } tessera_attention;
 
 #define TESSERA_ATTENTION_INIT                                                                                     \
   {                                                                                                                \
     sizeof(tessera_attention), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0.0f, 0.0f, NULL, 0u,   \
         TESSERA_ALIGN_UNSPECIFIED, -1, -1, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-        NULL, 0                                                                                                    \
+        NULL, 0, NULL, NULL, NULL                                                                                  \
   }
+
+/* Rounds an activation to e4m3 with scales that are powers of two, as forward takes it as q, k or v. Each scale is the
+ * least that brings the largest value within e4m3's range of 448, between 2^-60 and 2^60. One read of x if scales are of
+ * blocks, two if they are of heads or of all. */
+typedef struct tessera_quantize_fp8 {
+  size_t struct_size;
+  const tessera_tensor* x;     /* [B, S, H, D], or packed [total, H, D]; fp16, bf16 or (CPU) fp32 */
+  const tessera_tensor* out;   /* e4m3 of the same shape, written */
+  const tessera_tensor* scale; /* fp32 [B or 1, H or 1, 1] or [B, H, blocks of 64 or 128 rows], contiguous, written */
+  const tessera_tensor* cu_seqlens; /* int32 [B + 1], optional: x is packed */
+  int64_t max_seqlen;               /* with cu_seqlens: bounds every length, and gives the number of blocks */
+} tessera_quantize_fp8;
+
+#define TESSERA_QUANTIZE_FP8_INIT \
+  { sizeof(tessera_quantize_fp8), NULL, NULL, NULL, NULL, 0 }
+
+TESSERA_API tessera_status tessera_attention_quantize_fp8(const tessera_quantize_fp8* args, void* stream);
 
 TESSERA_API tessera_status tessera_attention_plan_create(tessera_attention_op op, const tessera_attention* args,
                                                          tessera_plan** plan);

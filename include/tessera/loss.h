@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 typedef enum tessera_loss_op {
-  TESSERA_LOSS_GMM_NLL = 0 /* the negative log-likelihood of Gaussian mixtures */
+  TESSERA_LOSS_GMM_NLL = 0,             /* the negative log-likelihood of Gaussian mixtures */
+  TESSERA_LOSS_LINEAR_CROSS_ENTROPY = 1 /* cross-entropy of a linear layer's logits, which are never all in memory */
 } tessera_loss_op;
 
 typedef enum tessera_reduction {
@@ -18,7 +19,7 @@ typedef enum tessera_reduction {
   TESSERA_REDUCTION_SUM = 2
 } tessera_reduction;
 
-/* For each row, with K components of (logit, mu, log sigma):
+/* TESSERA_LOSS_GMM_NLL takes params, target, out and dparams. For each row, with K components of (logit, mu, log sigma):
  *
  *   z = (target - mu) / sigma,  a = logit - z^2 / 2 - log sigma
  *   loss = LSE(logit) - LSE(a) + log(2 pi) / 2
@@ -30,21 +31,38 @@ typedef enum tessera_reduction {
  * A gradient beyond the largest finite number of its type is that number. So finite inputs give finite losses, and a mean
  * of them is finite. Sums over rows are in a fixed order.
  *
+ * TESSERA_LOSS_LINEAR_CROSS_ENTROPY takes hidden, weight, target, out, dhidden, dweight and dout. For each row:
+ *
+ *   logits = hidden weight^T,  loss = LSE(logits) - logits[target]
+ *
+ * A target outside of 0 to V - 1 is ignored: its loss is 0, it has no gradient, and the mean is over the others (0 if there
+ * are none). dhidden and dweight get the gradients of the sum of all losses, each times its dout, whatever the reduction: with
+ * dlogits = (softmax(logits) - onehot(target)) dout, dlogits weight and dlogits^T hidden.
+ *
+ * Logits and dlogits are rounded to hidden's type; sums are fp32. Rows are processed in chunks, at most eight if dweight is
+ * given, which is rounded once for each.
+ *
  * Set it up with TESSERA_LOSS_INIT, then the fields you need. The last dim of every tensor is contiguous. */
 typedef struct tessera_loss {
   size_t struct_size;
 
   const tessera_tensor* params;  /* [rows, K, 3], fp16, bf16 or fp32; K is at least 1 */
-  const tessera_tensor* target;  /* [rows], of params' type or fp32 */
+  const tessera_tensor* target;  /* [rows], of params' type or fp32; of a linear layer's logits, int32 */
   const tessera_tensor* out;     /* fp32, written: [rows], or [1] if reduced */
   const tessera_tensor* dparams; /* like params, written, optional */
 
   tessera_reduction reduction;
   uint32_t flags; /* 0 */
+
+  const tessera_tensor* hidden;  /* [rows, C], fp16, bf16 or, on the CPU, fp32 */
+  const tessera_tensor* weight;  /* [V, C], of the same type; V is at least 1 */
+  const tessera_tensor* dout;    /* [rows], fp32, optional: the gradient of each row's loss, else 1 */
+  const tessera_tensor* dhidden; /* like hidden, written, optional */
+  const tessera_tensor* dweight; /* like weight, written, optional */
 } tessera_loss;
 
 #define TESSERA_LOSS_INIT \
-  { sizeof(tessera_loss), NULL, NULL, NULL, NULL, TESSERA_REDUCTION_MEAN, 0u }
+  { sizeof(tessera_loss), NULL, NULL, NULL, NULL, TESSERA_REDUCTION_MEAN, 0u, NULL, NULL, NULL, NULL, NULL }
 
 /* As for the functions of the same names in tessera/gemm.h. */
 TESSERA_API tessera_status tessera_loss_plan_create(tessera_loss_op op, const tessera_loss* args, tessera_plan** plan);

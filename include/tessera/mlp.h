@@ -8,6 +8,13 @@
 extern "C" {
 #endif
 
+enum {
+  /* Those of before, before_gate, hidden, dbefore and dbefore_gate that are written have rows that start at multiples of 16
+   * bytes, and what is behind each row, up to the next multiple, may be overwritten: faster on Hopper if H is no multiple of
+   * 8. */
+  TESSERA_MLP_HIDDEN_PADDED = 1u << 0
+};
+
 typedef enum tessera_mlp_op { TESSERA_MLP_FORWARD = 0, TESSERA_MLP_BACKWARD = 1 } tessera_mlp_op;
 
 /* With f the activation:
@@ -52,7 +59,7 @@ typedef struct tessera_mlp {
   const tessera_tensor* dbefore_gate; /* [M, H], with gate */
 
   tessera_activation activation;
-  uint32_t flags; /* 0 */
+  uint32_t flags; /* TESSERA_MLP_HIDDEN_PADDED */
 } tessera_mlp;
 
 #define TESSERA_MLP_INIT                                                                                           \

@@ -57,8 +57,14 @@ TESSERA_API int32_t tessera_num_threads(void);
 
 /* ---- Tensors: the layout of DLPack's DLTensor, so a DLTensor* may be passed as a tessera_tensor*. ---- */
 
-enum { TESSERA_CPU = 1, TESSERA_CUDA = 2 };                                        /* DLDeviceType */
-enum { TESSERA_INT = 0, TESSERA_UINT = 1, TESSERA_FLOAT = 2, TESSERA_BFLOAT = 4 }; /* DLDataTypeCode */
+enum { TESSERA_CPU = 1, TESSERA_CUDA = 2 }; /* DLDeviceType */
+enum {                                      /* DLDataTypeCode */
+       TESSERA_INT = 0,
+       TESSERA_UINT = 1,
+       TESSERA_FLOAT = 2,
+       TESSERA_BFLOAT = 4,
+       TESSERA_FLOAT8_E4M3FN = 10
+};
 
 typedef struct tessera_device {
   int32_t type; /* TESSERA_CPU, TESSERA_CUDA */

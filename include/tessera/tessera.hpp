@@ -19,6 +19,7 @@
 #include "tessera/gemm.h"
 #include "tessera/loss.h"
 #include "tessera/mlp.h"
+#include "tessera/moe.h"
 #include "tessera/norm.h"
 
 namespace tessera {
@@ -101,6 +102,7 @@ struct Attention {
   bool rotary_interleaved = false;
   Tensor cache_batch_idx{}, leftpad_k{}, status{};
   bool batch_invariant = false;
+  Tensor q_scale{}, k_scale{}, v_scale{};
 };
 
 namespace detail {
@@ -149,7 +151,7 @@ class OwnedPlan {
   std::unique_ptr<tessera_plan, Destroy> plan_;
 };
 
-class LoweredAttention : public LoweredArgs<tessera_attention, 23> {
+class LoweredAttention : public LoweredArgs<tessera_attention, 26> {
  public:
   explicit LoweredAttention(const Attention& a) : LoweredArgs(TESSERA_ATTENTION_INIT) {
     args_.q = tensor(a.q);
@@ -187,6 +189,9 @@ class LoweredAttention : public LoweredArgs<tessera_attention, 23> {
     args_.cache_batch_idx = tensor(a.cache_batch_idx);
     args_.leftpad_k = tensor(a.leftpad_k);
     args_.status = tensor(a.status);
+    args_.q_scale = tensor(a.q_scale);
+    args_.k_scale = tensor(a.k_scale);
+    args_.v_scale = tensor(a.v_scale);
   }
 };
 
@@ -199,6 +204,15 @@ inline void run(tessera_attention_op op, const Attention& attention, void* strea
 
 inline void attention_forward(const Attention& attention, void* stream = nullptr) {
   detail::run(TESSERA_ATTENTION_FORWARD, attention, stream);
+}
+// x to e4m3 with scales; tessera_quantize_fp8 in attention.h says what each is.
+inline void attention_quantize_fp8(const Tensor& x, const Tensor& out, const Tensor& scale, void* stream = nullptr) {
+  const tessera_tensor views[] = {x.view(), out.view(), scale.view()};
+  tessera_quantize_fp8 args = TESSERA_QUANTIZE_FP8_INIT;
+  args.x = &views[0];
+  args.out = &views[1];
+  args.scale = &views[2];
+  detail::throw_unless_ok(tessera_attention_quantize_fp8(&args, stream));
 }
 inline void attention_backward(const Attention& attention, void* stream = nullptr) {
   detail::run(TESSERA_ATTENTION_BACKWARD, attention, stream);
@@ -298,6 +312,18 @@ struct Mlp {
   Tensor before{}, before_gate{}, hidden{};
   Tensor dx{}, dup{}, ddown{}, dgate{}, dbefore{}, dbefore_gate{};
   tessera_activation activation = TESSERA_ACTIVATION_SILU;
+  bool hidden_padded = false;
+};
+
+// The arguments of a mixture of experts; tessera_moe in moe.h says what each is.
+struct Moe {
+  Tensor x{}, logits{}, up{}, down{}, gate{}, out{}, dout{};
+  Tensor experts{}, weights{}, positions{}, offsets{};
+  Tensor balance_loss{}, dbalance_loss{}, before{}, before_gate{}, x_rows{};
+  Tensor dx{}, dlogits{}, dweights{}, dup{}, ddown{}, dgate{};
+  tessera_activation activation = TESSERA_ACTIVATION_SILU;
+  tessera_moe_scoring scoring = TESSERA_MOE_SOFTMAX;
+  bool normalize = false;
 };
 
 // The arguments of a norm or a rotary embedding; tessera_norm in norm.h says what each is.
@@ -315,6 +341,7 @@ struct Norm {
 // The arguments of a loss; tessera_loss in loss.h says what each is.
 struct Loss {
   Tensor params{}, target{}, out{}, dparams{};
+  Tensor hidden{}, weight{}, dout{}, dhidden{}, dweight{};
   tessera_reduction reduction = TESSERA_REDUCTION_MEAN;
 };
 
@@ -343,6 +370,38 @@ class LoweredMlp : public LoweredArgs<tessera_mlp, 19> {
     args_.dbefore = tensor(m.dbefore);
     args_.dbefore_gate = tensor(m.dbefore_gate);
     args_.activation = m.activation;
+    if (m.hidden_padded) args_.flags |= TESSERA_MLP_HIDDEN_PADDED;
+  }
+};
+
+class LoweredMoe : public LoweredArgs<tessera_moe, 22> {
+ public:
+  explicit LoweredMoe(const Moe& m) : LoweredArgs(TESSERA_MOE_INIT) {
+    args_.x = tensor(m.x);
+    args_.logits = tensor(m.logits);
+    args_.up = tensor(m.up);
+    args_.down = tensor(m.down);
+    args_.gate = tensor(m.gate);
+    args_.out = tensor(m.out);
+    args_.dout = tensor(m.dout);
+    args_.experts = tensor(m.experts);
+    args_.weights = tensor(m.weights);
+    args_.positions = tensor(m.positions);
+    args_.offsets = tensor(m.offsets);
+    args_.balance_loss = tensor(m.balance_loss);
+    args_.dbalance_loss = tensor(m.dbalance_loss);
+    args_.before = tensor(m.before);
+    args_.before_gate = tensor(m.before_gate);
+    args_.x_rows = tensor(m.x_rows);
+    args_.dx = tensor(m.dx);
+    args_.dlogits = tensor(m.dlogits);
+    args_.dweights = tensor(m.dweights);
+    args_.dup = tensor(m.dup);
+    args_.ddown = tensor(m.ddown);
+    args_.dgate = tensor(m.dgate);
+    args_.activation = m.activation;
+    args_.scoring = m.scoring;
+    if (m.normalize) args_.flags |= TESSERA_MOE_NORMALIZE;
   }
 };
 
@@ -372,13 +431,18 @@ class LoweredNorm : public LoweredArgs<tessera_norm, 16> {
   }
 };
 
-class LoweredLoss : public LoweredArgs<tessera_loss, 4> {
+class LoweredLoss : public LoweredArgs<tessera_loss, 9> {
  public:
   explicit LoweredLoss(const Loss& l) : LoweredArgs(TESSERA_LOSS_INIT) {
     args_.params = tensor(l.params);
     args_.target = tensor(l.target);
     args_.out = tensor(l.out);
     args_.dparams = tensor(l.dparams);
+    args_.hidden = tensor(l.hidden);
+    args_.weight = tensor(l.weight);
+    args_.dout = tensor(l.dout);
+    args_.dhidden = tensor(l.dhidden);
+    args_.dweight = tensor(l.dweight);
     args_.reduction = l.reduction;
   }
 };
@@ -392,6 +456,12 @@ inline void mlp_forward(const Mlp& args, void* stream = nullptr) {
 inline void mlp_backward(const Mlp& args, void* stream = nullptr) {
   detail::throw_unless_ok(tessera_mlp_run(TESSERA_MLP_BACKWARD, detail::LoweredMlp(args).get(), nullptr, 0, stream));
 }
+inline void moe_forward(const Moe& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_moe_run(TESSERA_MOE_FORWARD, detail::LoweredMoe(args).get(), nullptr, 0, stream));
+}
+inline void moe_backward(const Moe& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_moe_run(TESSERA_MOE_BACKWARD, detail::LoweredMoe(args).get(), nullptr, 0, stream));
+}
 inline void norm_forward(const Norm& args, void* stream = nullptr) {
   detail::throw_unless_ok(tessera_norm_run(TESSERA_NORM_FORWARD, detail::LoweredNorm(args).get(), nullptr, 0, stream));
 }
@@ -403,6 +473,10 @@ inline void norm_rotary(const Norm& args, void* stream = nullptr) {
 }
 inline void loss_gmm_nll(const Loss& args, void* stream = nullptr) {
   detail::throw_unless_ok(tessera_loss_run(TESSERA_LOSS_GMM_NLL, detail::LoweredLoss(args).get(), nullptr, 0, stream));
+}
+inline void loss_linear_cross_entropy(const Loss& args, void* stream = nullptr) {
+  detail::throw_unless_ok(
+      tessera_loss_run(TESSERA_LOSS_LINEAR_CROSS_ENTROPY, detail::LoweredLoss(args).get(), nullptr, 0, stream));
 }
 
 // As Plan, for MLPs.
@@ -416,6 +490,20 @@ class MlpPlan : public detail::OwnedPlan {
   void run(const Mlp& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
     detail::throw_unless_ok(
         tessera_mlp_plan_run(plan_.get(), detail::LoweredMlp(args).get(), workspace, bytes, stream));
+  }
+};
+
+// As Plan, for mixtures of experts.
+class MoePlan : public detail::OwnedPlan {
+ public:
+  MoePlan(tessera_moe_op op, const Moe& args) {
+    tessera_plan* plan = nullptr;
+    detail::throw_unless_ok(tessera_moe_plan_create(op, detail::LoweredMoe(args).get(), &plan));
+    plan_.reset(plan);
+  }
+  void run(const Moe& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    detail::throw_unless_ok(
+        tessera_moe_plan_run(plan_.get(), detail::LoweredMoe(args).get(), workspace, bytes, stream));
   }
 };
 

@@ -9,7 +9,7 @@
 //
 //   producer        one thread issues the TMA loads of K, V and each step's Q and dO; one warp loads LSE and delta
 //   dQ warpgroup    dQ = dS K over all keys of the CTA, added to fp32 sums in global memory (tile/dq_sums.cuh)
-//   2 consumers     64 keys each:    S^T = K Q^T      P^T = exp2(S^T - LSE)              dV += P^T dO
+//   consumers       64 keys each:    S^T = K Q^T      P^T = exp2(S^T - LSE)              dV += P^T dO
 //                                   dP^T = V dO^T    dS^T = P^T (dP^T - delta) --dS-->   dK += dS^T Q
 //
 //   shared memory:  K [block_k, Dqk]    V [block_k, Dv]    Q [stages][block_q, Dqk]    dO [stages][block_q, Dv]
@@ -27,6 +27,9 @@
 // one computes exponentials, the tensor cores run the other's products and dQ's.
 //
 // TMA fills rows beyond the end of a sequence with zeros; their LSE is set to +inf, so that P is 0.
+//
+// If the CTA has all keys of the sequence (writes_dq), dQ of a step is complete: the dQ warpgroup writes it, and there
+// are neither sums nor their order. Up to 64 keys one consumer suffices, and two CTAs fit an SM.
 //
 // Tiles: two consumers and a dQ warpgroup use all 512 registers of a thread quadruple (one thread per warpgroup), so
 // block_k is 128; block_q is 64, which leaves registers for a second accumulator
@@ -47,13 +50,16 @@ namespace tessera {
 
 template <AttentionBackwardSm90Config config>
 __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& p) {
-  static_assert(config.consumers == 2 && config.block_q % kConsumerRows == 0 && config.ds_stages >= 1);
+  static_assert(config.block_q % kConsumerRows == 0 && config.ds_stages >= 1);
+  static_assert(config.consumers == 2 || (config.consumers == 1 && !config.ping_pong));
+  static_assert(!config.writes_dq || !config.deterministic);  // there is no order of adding
   // With two accumulators, the next step's Q is needed while the stages of this step and the previous one are held.
   static_assert(config.stages >= config.accumulators + 1);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
   static_assert(config.dim_qk <= 256 && config.dim_v <= 256);
   static_assert(config.dq_columns == config.dim_qk ||
                 (config.dq_columns == 64 && config.dim_qk > 64 && config.dim_qk <= 128));
+  static_assert(!config.score_mod || (config.accumulators == 1 && !config.keeps_p));
   constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);
@@ -62,7 +68,7 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
     mbarrier_init(shared + kAt.k_full, 1);
     mbarrier_init(shared + kAt.v_full, 1);
     for (int i = 0; i < config.stages; ++i) {
-      mbarrier_init(shared + kAt.q_full + i * kMbarrierBytes, 1 + 32);
+      mbarrier_init(shared + kAt.q_full + i * kMbarrierBytes, 1 + 32 + (config.score_mod ? 1 : 0));
       mbarrier_init(shared + kAt.d_o_full + i * kMbarrierBytes, 1);
       mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps);
     }
@@ -74,7 +80,11 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   }
   pdl_wait_and_launch_dependents();
   const BackwardSm90Work<config> work(p, blockIdx.x);
-  if (work.first_k >= work.len_k) return;
+  if (work.first_k >= work.len_k) {
+    if constexpr (config.writes_dq)
+      BackwardSm90DqWarpgroup<config>::write_zeros(p, work, threadIdx.x, threads_of(config));
+    return;
+  }
   if (threadIdx.x == 0) store_shared_4(shared + kAt.steps, work.steps);
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -83,11 +93,13 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers(config)>();
     BackwardSm90Producer<config> producer{p, shared, work};
+    if (config.score_mod && warp == 2 && lane == 0) producer.load_slopes();
     if (work.steps > 0 && warp == 0 && lane == 0) producer.load_tiles();
     if (warp == 1) producer.load_rows(lane);
   } else if (warpgroup == 1) {
     setmaxnreg_dec<config.dq_registers>();
     BackwardSm90DqWarpgroup<config> dq{p, shared, work};
+    if constexpr (config.masked && config.writes_dq) dq.write_zeros(p, work, threadIdx.x % kWarpgroup, kWarpgroup);
     if (work.steps > 0) dq.run(lane, warp);
   } else {
     setmaxnreg_inc<consumer_registers(config)>();

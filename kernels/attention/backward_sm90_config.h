@@ -15,7 +15,8 @@ struct AttentionBackwardSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int consumers;         // consumer warpgroups of 64 keys each, 2; there are a producer and a dQ warpgroup besides
+  int consumers;  // consumer warpgroups of 64 keys each, 1 or 2; there are a producer and a dQ warpgroup besides
+  int ctas_per_sm;
   int block_q;           // queries per step: 64
   int stages;            // of Q and dO: 2 or more, 3 or more with two accumulators
   int ds_stages;         // of dS
@@ -29,6 +30,8 @@ struct AttentionBackwardSm90Config {
   int dq_registers;      // registers per thread of the dQ warpgroup; the consumers get the rest
   bool masked;           // causal or a window: some tiles are skipped and some masked
   bool deterministic;    // key tiles add to dQ's sums in a fixed order
+  bool writes_dq;        // all keys of a sequence are in one CTA: its dQ is complete and is written, not added
+  bool score_mod;        // softcap, ALiBi or a scale that is not positive; one accumulator
   bool splits_group;     // the query heads of a key head are divided among CTAs, which add dK and dV to fp32 sums
 };
 
@@ -38,6 +41,7 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("dim_qk", config.dim_qk);
   visit("dim_v", config.dim_v);
   visit("consumers", config.consumers);
+  visit("ctas_per_sm", config.ctas_per_sm);
   visit("block_q", config.block_q);
   visit("stages", config.stages);
   visit("ds_stages", config.ds_stages);
@@ -51,6 +55,8 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("dq_registers", config.dq_registers);
   visit("masked", config.masked);
   visit("deterministic", config.deterministic);
+  visit("writes_dq", config.writes_dq);
+  visit("score_mod", config.score_mod);
   visit("splits_group", config.splits_group);
 }
 
@@ -59,16 +65,20 @@ constexpr int threads_of(const AttentionBackwardSm90Config& config) { return (co
 
 // Registers per thread. A CTA starts with the same number for all threads. The dQ warpgroup gets dq_registers, the
 // consumers as many as leave 24 for the producer, and the producer the rest.
-constexpr int kBackwardSm90Registers = 512;  // of four threads, one of each warpgroup
-constexpr int consumer_registers(int dq_registers, int consumers) {
-  const int most = (kBackwardSm90Registers - 24 - dq_registers) / consumers / 8 * 8;
+constexpr int registers_of_all(int consumers, int ctas_per_sm) {  // of one thread of each warpgroup
+  const int warpgroups = consumers + 2;
+  return 65536 / (ctas_per_sm * warpgroups * kWarpgroup) / 8 * 8 * warpgroups;
+}
+constexpr int consumer_registers(int dq_registers, int consumers, int ctas_per_sm) {
+  const int most = (registers_of_all(consumers, ctas_per_sm) - 24 - dq_registers) / consumers / 8 * 8;
   return most < 240 ? most : 240;
 }
 constexpr int consumer_registers(const AttentionBackwardSm90Config& config) {
-  return consumer_registers(config.dq_registers, config.consumers);
+  return consumer_registers(config.dq_registers, config.consumers, config.ctas_per_sm);
 }
 constexpr int producer_registers(const AttentionBackwardSm90Config& config) {
-  const int rest = kBackwardSm90Registers - config.dq_registers - config.consumers * consumer_registers(config);
+  const int rest = registers_of_all(config.consumers, config.ctas_per_sm) - config.dq_registers -
+                   config.consumers * consumer_registers(config);
   return rest < 64 ? rest : 64;
 }
 
@@ -82,6 +92,7 @@ struct BackwardSm90Layout {
   int d_o_stage;   // bytes
   int ds;          // [ds_stages][block_k, block_q], 16 bit
   int ds_stage;    // bytes
+  int weights;     // [consumers][block_q / 8][128 threads][4], fp32, if score_mod: dS is computed from them, not from P
   int rows;        // [stages]: LSE [block_q] and delta [block_q], fp32, and kStepWords ints of step info
   int rows_stage;  // bytes
   int k_full;      // mbarriers: K is loaded
@@ -100,9 +111,10 @@ struct BackwardSm90Layout {
 constexpr int row_slot(int query) { return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2; }
 
 // Step info: the distance from the position of the step's first query to the CTA's first key, and the number of keys in
-// the sequence from that key on. The other words are padding.
+// the sequence from that key on; if score_mod, ALiBi's slope of the head. The last word is padding.
 constexpr int kStepDistance = 0;
 constexpr int kStepKeys = 1;
+constexpr int kStepSlope = 2;
 constexpr int kStepWords = 4;
 
 constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Config& config) {
@@ -116,7 +128,8 @@ constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Con
   at.q = at.v + tile_bytes(block_k_of(config), config.dim_v, kWidestAtom);
   at.d_o = at.q + config.stages * at.q_stage;
   at.ds = at.d_o + config.stages * at.d_o_stage;
-  at.rows = at.ds + config.ds_stages * at.ds_stage;
+  at.weights = at.ds + config.ds_stages * at.ds_stage;
+  at.rows = at.weights + (config.score_mod ? block_k_of(config) * config.block_q * 4 : 0);
   at.k_full = at.rows + config.stages * at.rows_stage;
   at.v_full = at.k_full + 8;
   at.q_full = at.v_full + 8;
@@ -138,11 +151,13 @@ struct alignas(64) AttentionBackwardSm90Params {
   const float* delta;     // likewise
   void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
   void* dv;
+  void* dq;  // [B, Sq, Hq, Dqk], or [total_q, Hq, Dqk]; only if it is written, as dq_strides
   DqSums dq_sums;
   // [rows of dQ's sums / block_q]: key tiles that have added to a query tile; 0 at the start. Only if deterministic.
   unsigned* dq_turns;
   const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
   const int* cu_seqlens_k;
+  Strides dq_strides;
   Strides dk_strides;
   Strides dv_strides;
   RowStrides row_strides;  // of lse_log2 and delta
@@ -155,13 +170,17 @@ struct alignas(64) AttentionBackwardSm90Params {
   Divisor together;  // of them, how many are processed together: their Q, dO and dQ sums fit the L2 cache
   Divisor by_heads;  // Hkv; if groups are split, Hkv parts
   Band band;
-  float scale;  // positive
+  float scale;  // positive, unless score_mod
   // Only if groups are split. Sums as dQ's: [B, Hkv, rows / 16, dim / 8] tiles; packed sequences start at multiples of
   // block_k rows.
   DqSums dk_sums;
   DqSums dv_sums;
   unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
   Divisor by_parts;     // parts of a group
+  // Only if score_mod.
+  float softcap;              // 0: none
+  const float* alibi_slopes;  // [Hq] or [B, Hq], may be null
+  Index alibi_batch_stride;
 };
 
 }  // namespace tessera

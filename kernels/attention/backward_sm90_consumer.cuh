@@ -1,6 +1,7 @@
 // A consumer of attention/backward_sm90.cuh: a warpgroup that computes dK and dV of 64 keys.
 #pragma once
 
+#include "attention/backward_score_mod.cuh"
 #include "attention/backward_sm90_config.h"
 #include "attention/backward_sm90_work.cuh"
 #include "ptx/barrier.cuh"
@@ -16,7 +17,6 @@
 #include "tile/mask.h"
 #include "tile/pipeline.cuh"
 #include "tile/probability.cuh"
-#include "tile/quad.cuh"
 #include "tile/sequence.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -223,6 +223,41 @@ struct BackwardSm90Consumer {
                 static_cast<int>(step.word[kStepKeys]) - consumer * kConsumerRows);
   }
 
+  // Of this thread's first four weights; those of the next 8 queries follow at a distance of kWeightsTile.
+  static constexpr int kWeightsTile = kWarpgroup * 16;
+  __forceinline__ unsigned own_weights() const {
+    return shared + kAt.weights + consumer * (kQueryTiles * kWeightsTile) + thread() * 16;
+  }
+  // S^T to P^T, in place, and P^T times the derivative of the modification to shared memory: there are no registers for
+  // both.
+  __forceinline__ void modify_and_exponentiate(Scores& x, int index) {
+    const Words4 step = load_shared_16(rows_at(index) + 2 * config.block_q * 4);
+    const ScoreMod<config.masked, config.block_q> modify(
+        p, float_from_bits(step.word[kStepSlope]),
+        static_cast<int>(step.word[kStepDistance]) + consumer * kConsumerRows,
+        static_cast<int>(step.word[kStepKeys]) - consumer * kConsumerRows, first_row(), lane() % 4 * 2);
+    Rows lse = load_lse(index);
+    const unsigned to = own_weights();
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n) {
+      float weights[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[i] = modify(x[n * 4 + i], n, i, lse.of(n * 4 + i));
+      store_shared_floats(to + n * kWeightsTile, weights[0], weights[1], weights[2], weights[3]);
+    }
+  }
+  __forceinline__ void differentiate_modified(Scores& dp, Rows& delta) {
+    const unsigned from = own_weights();
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n) {
+      const Words4 weights = load_shared_16(from + n * kWeightsTile);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        dp[n * 4 + i] = (dp[n * 4 + i] - delta.of(n * 4 + i)) * float_from_bits(weights.word[i]);
+      }
+    }
+  }
+
   // S^T to P^T in fp32, in place. Value i belongs to query tile i / 4, row half i / 2 % 2.
   static constexpr int kScores = kQueryTiles * 4;
   __forceinline__ void exponentiate(Scores& x, Rows& lse) {
@@ -265,20 +300,25 @@ struct BackwardSm90Consumer {
     ds_pipe.advance();
   }
 
-  // S^T and dP^T share one accumulator, and P^T and dS^T one operand. dS is computed from the rounded P^T. The
-  // exponentials stand before dP, so that ptxas puts them between its wgmmas.
+  // S^T and dP^T share one accumulator, and P^T and dS^T one operand. dS is computed from the rounded P^T or, if scores
+  // are modified, from weights in shared memory. The exponentials stand before dP, so that ptxas puts them between its
+  // wgmmas.
   __forceinline__ void rounded_p_loop(int steps) {
     Scores x;
     Operand operand;
     issue_scores(x);
     for (int step = 0;;) {
-      const bool masked = is_masked(pipe.index);
+      const bool masked = !config.score_mod && is_masked(pipe.index);
       wgmma_wait_group<0>();
       wgmma_fence_operand(x);
       if (step > 0) release(kAt.empty, pipe.previous_index());
-      if (masked) mask_step(x, pipe.index);
-      Rows lse = load_lse(pipe.index);
-      exponentiate(x, lse);
+      if constexpr (config.score_mod) {
+        modify_and_exponentiate(x, pipe.index);
+      } else {
+        if (masked) mask_step(x, pipe.index);
+        Rows lse = load_lse(pipe.index);
+        exponentiate(x, lse);
+      }
       round<kType>(operand, x);
       const auto weight = [&](int i) { return half_of<kType>(operand[i / 8][i / 2 % 4], i % 2); };
       issue_dp(x);
@@ -286,7 +326,11 @@ struct BackwardSm90Consumer {
       Rows delta = load_delta(pipe.index);
       wgmma_wait_group<0>();
       wgmma_fence_operand(x);
-      differentiate(x, delta, weight);
+      if constexpr (config.score_mod) {
+        differentiate_modified(x, delta);
+      } else {
+        differentiate(x, delta, weight);
+      }
       round<kType>(operand, x);
       hand_over(operand);
       issue_dk(operand);
@@ -395,31 +439,6 @@ struct BackwardSm90Consumer {
     issue_dk(operand);
   }
 
-  // The lanes of a quad hold a row in pieces of two columns; they exchange them so that each lane has 16 bytes.
-  template <int dim>
-  __forceinline__ void store(const float (&sums)[dim / 2], Bits16* out, Index row_stride, int keys, float factor) {
-    const int own_row = first_row();
-    const int own_lane = lane();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = own_row + half * 8;
-#pragma unroll
-      for (int n = 0; n < dim / 8; n += 4) {
-        unsigned words[4] = {};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (n + j >= dim / 8) continue;
-          const float* const pair = sums + (n + j) * 4 + half * 2;
-          words[j] = pack<kType>(pair[0] * factor, pair[1] * factor);
-        }
-        transpose_quad(words, own_lane);
-        if (row < keys && n + own_lane % 4 < dim / 8) {
-          store_16(out + row * row_stride + (n + own_lane % 4) * 8, {words[0], words[1], words[2], words[3]});
-        }
-      }
-    }
-  }
-
   // If other CTAs have query heads of the group, too.
   template <int dim>
   __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, const BackwardSm90Work<config>& work) {
@@ -468,12 +487,13 @@ struct BackwardSm90Consumer {
     }
     const Index row = work.first_k + consumer * kConsumerRows;
     const int keys = work.len_k - work.first_k - consumer * kConsumerRows;
-    store<config.dim_qk>(dk,
-                         rows_of(p.dk, p.dk_strides, p.cu_seqlens_k, work.batch, work.kv_head) + row * p.dk_strides.seq,
-                         p.dk_strides.seq, keys, p.scale);
-    store<config.dim_v>(dv,
-                        rows_of(p.dv, p.dv_strides, p.cu_seqlens_k, work.batch, work.kv_head) + row * p.dv_strides.seq,
-                        p.dv_strides.seq, keys, 1.0f);
+    const auto store = [&]<int half>(const float(&sums)[half], void* to, const Strides& strides, float factor) {
+      store_gradient<kType, 2 * half>(
+          sums, rows_of(to, strides, p.cu_seqlens_k, work.batch, work.kv_head) + row * strides.seq, strides.seq, keys,
+          factor, thread());
+    };
+    store(dk, p.dk, p.dk_strides, p.scale);
+    store(dv, p.dv, p.dv_strides, 1.0f);
   }
 };
 

@@ -1,8 +1,12 @@
-// The work of one CTA of attention/backward_sm90.cuh: block_k keys of one key head, and the queries that see them.
+// The work of one CTA of attention/backward_sm90.cuh: block_k keys of one key head, and the queries that see them. Also
+// how a warpgroup writes a gradient.
 #pragma once
 
 #include "attention/backward_sm90_config.h"
+#include "ptx/convert.cuh"
+#include "ptx/global.cuh"
 #include "tile/mask.h"
+#include "tile/quad.cuh"
 #include "tile/scheduler.h"
 #include "tile/sequence.cuh"
 
@@ -55,5 +59,33 @@ struct BackwardSm90Work {
                    block_k_of(config));
   }
 };
+
+// Rounds and writes 64 rows by `dim` columns that a warpgroup has as an accumulator; rows from `rows` on are left out.
+// thread: of the warpgroup. The lanes of a quad hold a row in pieces of two columns; they exchange them so that each lane
+// has 16 bytes.
+template <DType dtype, int dim, int values>
+__forceinline__ void store_gradient(const float (&sums)[values], Bits16* out, Index row_stride, int rows, float factor,
+                                    int thread) {
+  static_assert(dim <= 2 * values);
+  const int lane = thread % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = thread / 32 * 16 + lane / 4 + half * 8;
+#pragma unroll
+    for (int n = 0; n < dim / 8; n += 4) {
+      unsigned words[4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (n + j >= dim / 8) continue;
+        const float* const pair = sums + (n + j) * 4 + half * 2;
+        words[j] = pack<dtype>(pair[0] * factor, pair[1] * factor);
+      }
+      transpose_quad(words, lane);
+      if (row < rows && n + lane % 4 < dim / 8) {
+        store_16(out + row * row_stride + (n + lane % 4) * 8, {words[0], words[1], words[2], words[3]});
+      }
+    }
+  }
+}
 
 }  // namespace tessera

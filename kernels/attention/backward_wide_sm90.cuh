@@ -60,7 +60,7 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
     mbarrier_init(shared + kAt.k_full, 1);
     mbarrier_init(shared + kAt.v_full, 1);
     for (int i = 0; i < config.q_stages; ++i) {
-      mbarrier_init(shared + kAt.q_full + i * kMbarrierBytes, 1 + 32);
+      mbarrier_init(shared + kAt.q_full + i * kMbarrierBytes, 1 + 32 + (config.score_mod ? 1 : 0));
       mbarrier_init(shared + kAt.q_empty + i * kMbarrierBytes, kBoth);
     }
     for (int i = 0; i < config.d_o_stages; ++i) {
@@ -87,6 +87,7 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers(config)>();
     BackwardWideSm90Producer<config> producer{p, shared, work};
+    if (config.score_mod && warp == 2 && lane == 0) producer.load_slopes();
     if (work.steps > 0 && warp == 0 && lane == 0) producer.load_tiles();
     if (warp == 1) producer.load_rows(lane);
   } else if (warpgroup == 1) {

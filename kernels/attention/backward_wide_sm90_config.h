@@ -25,6 +25,7 @@ struct AttentionBackwardWideSm90Config {
   int dq_registers;    // registers per thread of the dQ warpgroup; the P and the dS warpgroup get the rest
   bool masked;         // causal or a window: some tiles are skipped and some masked
   bool deterministic;  // key tiles add to dQ's sums in a fixed order
+  bool score_mod;      // softcap, ALiBi or a scale that is not positive
   bool splits_group;   // the query heads of a key head are divided among CTAs, which add dK and dV to fp32 sums
 };
 
@@ -43,6 +44,7 @@ constexpr void visit_fields(const AttentionBackwardWideSm90Config& config, Visit
   visit("dq_registers", config.dq_registers);
   visit("masked", config.masked);
   visit("deterministic", config.deterministic);
+  visit("score_mod", config.score_mod);
   visit("splits_group", config.splits_group);
 }
 
@@ -98,9 +100,10 @@ struct BackwardWideSm90Layout {
 constexpr int wide_row_slot(int query) { return query / 16 * 16 + query % 8 / 2 * 4 + query / 8 % 2 * 2 + query % 2; }
 
 // Step info: the distance from the position of the step's first query to the CTA's first key, and the number of keys in
-// the sequence from that key on. The other words are padding.
+// the sequence from that key on; if score_mod, ALiBi's slope of the head. The last word is padding.
 constexpr int kWideStepDistance = 0;
 constexpr int kWideStepKeys = 1;
+constexpr int kWideStepSlope = 2;
 constexpr int kWideStepWords = 4;
 
 constexpr BackwardWideSm90Layout backward_wide_sm90_layout(const AttentionBackwardWideSm90Config& config) {
@@ -155,7 +158,7 @@ struct alignas(64) AttentionBackwardWideSm90Params {
   Divisor together;  // of them, how many are processed together: their Q, dO and dQ sums fit the L2 cache
   Divisor by_heads;  // Hkv; if groups are split, Hkv parts
   Band band;
-  float scale;  // positive
+  float scale;  // positive, unless score_mod
   // [rows of dQ's sums / 64]: key tiles that have added to a query tile; 0 at the start. Only if deterministic.
   unsigned* dq_turns;
   // Only if groups are split. Sums as dQ's: [B, Hkv, rows / 16, dim / 8] tiles; packed sequences start at multiples of 64
@@ -164,6 +167,10 @@ struct alignas(64) AttentionBackwardWideSm90Params {
   DqSums dv_sums;
   unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
   Divisor by_parts;     // parts of a group
+  // Only if score_mod.
+  float softcap;              // 0: none
+  const float* alibi_slopes;  // [Hq] or [B, Hq], may be null
+  Index alibi_batch_stride;
 };
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // The P and the dS warpgroup of attention/backward_wide_sm90.cuh: they compute dV and dK of the CTA's 64 keys.
 #pragma once
 
+#include "attention/backward_score_mod.cuh"
 #include "attention/backward_wide_sm90_config.h"
 #include "attention/backward_wide_sm90_work.cuh"
 #include "ptx/convert.cuh"
@@ -219,34 +220,49 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
     }
   }
 
-  // S^T to P^T, which is also stored for the dS warpgroup.
-  __forceinline__ void exponentiate(Scores& x, int at) {
-    unsigned rows = rows_at(at);
-    const Words4 info = load_shared_16(rows + 2 * kTile * 4);
-    const int distance = static_cast<int>(info.word[kWideStepDistance]);
-    const int keys = static_cast<int>(info.word[kWideStepKeys]);
-    bool masked = keys < kTile;
-    if constexpr (config.masked) {  // positions count from the step's first query
-      masked |= distance < p.band.template keys_of<false>(kTile - 1).begin ||
-                distance + kTile > p.band.template keys_of<false>(0).end;
-    }
-    if (masked) mask_scores(x, distance, keys);
-    rows += own_slot();
-    const float scale_log2 = p.scale * kLog2E;
-    this->template wait_empty<config.p_stages>(kAt.p_empty, at);
-    const unsigned to = own_p(at);
+  // Stores P^T for the dS warpgroup. exponentiate(x, n, i, lse): makes P of value i of query tile n, and returns what is
+  // stored.
+  template <class Exponentiate>
+  __forceinline__ void store_p(Scores& x, unsigned rows, unsigned to, const Exponentiate& exponentiate) {
 #pragma unroll
     for (int step = 0; step < kQuerySteps; ++step) {
       const Words4 lse = load_shared_16(rows + step * 16 * 4);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         float(&four)[4] = reinterpret_cast<float(&)[4]>(x[step * 8 + tile * 4]);
+        float stored[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          four[i] = probability(four[i], scale_log2, float_from_bits(lse.word[tile * 2 + i % 2]));
+          stored[i] = exponentiate(four[i], step * 2 + tile, i, float_from_bits(lse.word[tile * 2 + i % 2]));
         }
-        store_shared_floats(to + (step * 2 + tile) * kPChunk, four[0], four[1], four[2], four[3]);
+        store_shared_floats(to + (step * 2 + tile) * kPChunk, stored[0], stored[1], stored[2], stored[3]);
       }
+    }
+  }
+
+  // S^T to P^T, which is also stored for the dS warpgroup; if scores are modified, times the modification's derivative.
+  __forceinline__ void exponentiate(Scores& x, int at) {
+    unsigned rows = rows_at(at);
+    const Words4 info = load_shared_16(rows + 2 * kTile * 4);
+    const int distance = static_cast<int>(info.word[kWideStepDistance]);
+    const int keys = static_cast<int>(info.word[kWideStepKeys]);
+    if constexpr (!config.score_mod) {
+      bool masked = keys < kTile;
+      if constexpr (config.masked) {  // positions count from the step's first query
+        masked |= distance < p.band.template keys_of<false>(kTile - 1).begin ||
+                  distance + kTile > p.band.template keys_of<false>(0).end;
+      }
+      if (masked) mask_scores(x, distance, keys);
+    }
+    rows += own_slot();
+    const float scale_log2 = p.scale * kLog2E;
+    this->template wait_empty<config.p_stages>(kAt.p_empty, at);
+    if constexpr (config.score_mod) {
+      store_p(x, rows, own_p(at),
+              ScoreMod<config.masked, kTile>(p, float_from_bits(info.word[kWideStepSlope]), distance, keys,
+                                             recomputed(first_row()), recomputed(lane()) % 4 * 2));
+    } else {
+      store_p(x, rows, own_p(at), [&](float& s, int, int, float lse) { return s = probability(s, scale_log2, lse); });
     }
     __syncwarp();
     this->template arrive<config.p_stages>(kAt.p_full, at);

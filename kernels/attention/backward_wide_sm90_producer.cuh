@@ -113,6 +113,26 @@ struct BackwardWideSm90Producer {
       }
     }
   }
+
+  // Runs on one thread, of a warp of its own: the one that loads the rows has no registers left.
+  __forceinline__ void load_slopes() {
+    const float* slope =
+        p.alibi_slopes ? p.alibi_slopes + work.batch * p.alibi_batch_stride + work.first_head(p) : nullptr;
+    int tiles_left = work.tiles.count;
+    PipelineState<config.q_stages> pipe;
+#pragma unroll 1
+    for (int step = 0; step < work.steps; ++step) {
+      acquire(kAt.q_empty, pipe);
+      store_shared_4(shared + kAt.rows + pipe.index * kAt.rows_stage + (2 * kTile + kWideStepSlope) * 4,
+                     bits_from_float(slope ? *slope : 0.0f));
+      mbarrier_arrive(shared + kAt.q_full + pipe.index * kMbarrierBytes);
+      pipe.advance();
+      if (--tiles_left == 0) {
+        tiles_left = work.tiles.count;
+        if (slope) ++slope;
+      }
+    }
+  }
 };
 
 }  // namespace tessera

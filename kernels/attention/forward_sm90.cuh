@@ -57,6 +57,7 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   // Which consumer gets which keys would depend on timing, and so would rounding.
   static_assert(!config.intra_cta_split || !config.dynamic_scheduler);
   static_assert(config.q_stages == 1 || config.q_stages == 2);
+  static_assert(config.page_box == 0 || config.min_atom == kWidestAtom);  // single rows are at multiples of 128 bytes
   static_assert(!config.pack_gqa || !config.score_mod);  // ALiBi slopes differ between the heads of a tile
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);

@@ -150,8 +150,10 @@ struct alignas(64) AttentionForwardSm90Params {
   Divisor by_group;
   Band band;
   KvCache cache;  // if Config::cache
-  int k_pitch;    // rows from one page of K, or one row of the cache, to the next; likewise of V
+  int k_pitch;    // rows from one row of the cache to the next, if not paged; likewise of V
   int v_pitch;
+  AtomMaps k_rows;  // boxes of one row, if paged
+  AtomMaps v_rows;  // likewise
 };
 
 // Coordinates of row i of a sequence on a map's axes (column, y, head, z). Not packed: y = i, z = batch. Packed: the

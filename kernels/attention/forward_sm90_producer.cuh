@@ -50,25 +50,38 @@ struct ForwardSm90Producer {
     }
   }
 
-  // The same for block_k keys of a paged cache from `key` on, in boxes that are within a page. A map has the rows of a
-  // page on y, and rows beyond the sequence's length are zeros, as if packed.
+  // The rows of a box of `maps` from `key` of a paged cache on, to row `row` of a tile of keys.
   template <int dim>
-  __forceinline__ void load_pages(unsigned destination, const AtomMaps& maps, unsigned full, int key, const Keys& keys,
-                                  int pitch) {
+  __forceinline__ void load_box(unsigned destination, const AtomMaps& maps, unsigned full, int row, int key,
+                                const Keys& keys) {
+    const int page = static_cast<int>(p.cache.by_page.quotient(key));
+    const int in_page = key - page * static_cast<int>(p.cache.by_page.by);
+    const int physical = physical_page(p.cache, keys.pages[page]);
+#pragma unroll
+    for (int column = 0; column < padded_dim(dim, kMinAtom); column += atom_at(dim, kMinAtom, column).width) {
+      const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
+      tma_load(destination + atom_offset(atom, config.block_k) + row * static_cast<unsigned>(atom.width) * 2,
+               maps.by_width[map_index(atom.width)], full, column, in_page, keys.head, physical);
+    }
+  }
+  // The same as load() for block_k keys of a paged cache from `key` on, in boxes that are within a page. Keys beyond the
+  // sequence's length get probability 0, and any finite V will do: rows of the sequence are loaded in their place, so that
+  // nothing else of the cache reaches a product. The box in which the sequence ends is loaded row by row.
+  template <int dim>
+  __forceinline__ void load_pages(unsigned destination, const AtomMaps& boxes, const AtomMaps& rows, unsigned full,
+                                  int key, const Keys& keys) {
     mbarrier_arrive_expect_tx(full, config.block_k * padded_dim(dim, kMinAtom) * 2);
 #pragma unroll 1
-    for (int end = key + config.block_k; key < end; key += config.page_box) {
-      const int size = static_cast<int>(p.cache.by_page.by);
-      const int page = static_cast<int>(p.cache.by_page.quotient(key));
-      const int used = min(keys.length - page * size, size);
-      const RowOrigin origin =
-          used > 0 ? row_origin(size, used, physical_page(p.cache, keys.pages[page]) * pitch) : RowOrigin{size, 0};
-#pragma unroll
-      for (int column = 0; column < padded_dim(dim, kMinAtom); column += atom_at(dim, kMinAtom, column).width) {
-        const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
-        tma_load(destination + atom_offset(atom, config.block_k) +
-                     (config.block_k - (end - key)) * static_cast<unsigned>(atom.width) * 2,
-                 maps.by_width[map_index(atom.width)], full, column, origin.y + key - page * size, keys.head, origin.z);
+    for (int row = 0; row < config.block_k; row += config.page_box) {
+      const int first = key + row;
+      const bool beyond = first >= keys.length;
+      if (first + config.page_box <= keys.length || (beyond && config.page_box <= keys.length)) {
+        load_box<dim>(destination, boxes, full, row, beyond ? 0 : first, keys);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < config.page_box; ++i) {
+          load_box<dim>(destination, rows, full, row + i, min(first + i, keys.length - 1), keys);
+        }
       }
     }
   }
@@ -111,7 +124,7 @@ struct ForwardSm90Producer {
     const unsigned destination = shared + kAt.k + k_pipe.index * kAt.k_stage;
     const int key = tile * config.block_k;
     if constexpr (config.page_box > 0) {
-      load_pages<config.dim_qk>(destination, p.k, full, key, keys, p.k_pitch);
+      load_pages<config.dim_qk>(destination, p.k, p.k_rows, full, key, keys);
     } else {
       load<config.block_k, config.dim_qk>(destination, p.k, full, key, keys.head, keys.k);
     }
@@ -123,7 +136,7 @@ struct ForwardSm90Producer {
     const unsigned destination = shared + kAt.v + v_pipe.index * kAt.v_stage;
     const int key = tile * config.block_k;
     if constexpr (config.page_box > 0) {
-      load_pages<config.dim_v>(destination, p.v, full, key, keys, p.v_pitch);
+      load_pages<config.dim_v>(destination, p.v, p.v_rows, full, key, keys);
     } else {
       load<config.block_k, config.dim_v>(destination, p.v, full, key, keys.head, keys.v);
     }

@@ -6,10 +6,9 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tessera import _native, _ops
 from tessera._error import Error
+from tessera._fp8 import Fp8Attention
 
-# What _native.mode returns. Dispatched: something intercepts the call, or a tensor is of another class or has no
-# memory. Plain: straight to the kernel. Gradients: straight to the kernel, recorded by autograd. Autocast is added.
-_DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = 0, 1, 2, 4
+_DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = _ops.DISPATCHED, _ops.PLAIN, _ops.GRADIENTS, _ops.AUTOCAST
 _ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
 
 
@@ -37,7 +36,7 @@ class _Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         _ops.refuse_tangents((dout, dlse))
         # With create_graph=True, differentiating the result must raise: there is no second derivative.
-        run = _Backward.apply if torch.is_grad_enabled() else _ops.backward
+        run = _ops.Backward.apply if torch.is_grad_enabled() else _ops.backward
         return *run(*inputs, ctx.options, ctx.heads_first, out, lse, dout, dlse), None
 
     jvp = staticmethod(_ops.refuse_forward_mode)
@@ -65,20 +64,6 @@ class _Functional(_Attention):
         ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *output)
         ctx.set_materialize_grads(False)
 
-    vmap = staticmethod(_ops.refuse_vmap)
-
-
-class _Backward(torch.autograd.Function):
-    @staticmethod
-    def forward(*args):
-        return _ops.backward(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_ops.refuse_second_derivative)
-    jvp = staticmethod(_ops.refuse_forward_mode)
     vmap = staticmethod(_ops.refuse_vmap)
 
 
@@ -165,6 +150,7 @@ def attention(
     max_seqlen_q=None,
     max_seqlen_k=None,
     attention_chunk=0,
+    precision=None,
 ):
     """softmax(scale * q k^T, masked) v, differentiable in q, k and v.
 
@@ -183,11 +169,20 @@ def attention(
     max_seqlen_q, max_seqlen_k   optional: the longest sequences
     attention_chunk   a query at position x sees only keys of its chunk, x // attention_chunk; 0: all. No gradient
 
+    precision         "fp8": q, k and v are rounded to e4m3 with a scale for each 128 rows of a head (quantize_fp8) and
+                      the forward runs on these; gradients are computed in q's type, on the rounded values. On
+                      the CPU only so far; needs max_seqlen_q and max_seqlen_k with packed sequences
+
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the full contract.
     """
+    if precision is not None:
+        if precision != "fp8":
+            raise Error(f"precision is {precision!r}; 'fp8' and None are accepted")
+        if cu_seqlens_q is not None and (max_seqlen_q is None or max_seqlen_k is None):
+            raise Error("max_seqlen_q or max_seqlen_k is None; precision='fp8' needs them with packed sequences")
     if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are cached
         max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
-    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
+    mode = _DISPATCHED if precision is not None or is_dynamo_compiling() else _native.mode(q, k, v)
     if deterministic is None and mode != _PLAIN:  # only gradients differ
         deterministic = are_deterministic_algorithms_enabled()
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk)
@@ -203,6 +198,9 @@ def attention(
             raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
     q, k, v = _under_autocast(q, k, v)
     options = _options(*given)
+    if precision is not None:
+        out, lse = Fp8Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options)
+        return (out, lse) if return_lse else out
     if mode == _GRADIENTS + _AUTOCAST:
         return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse))
     if mode == _PLAIN + _AUTOCAST:

@@ -4,7 +4,7 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._ops import lib, refuse_vmap, _TAGS
+from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, refuse_forward_mode, refuse_tangents, refuse_vmap
 
 # Constants of tessera/gemm.h.
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_tanh": 3, "gelu": 4}
@@ -59,15 +59,16 @@ def _grouped_gemm(
     return _native.gemm(*tensors, offsets, activation, flags, options)
 
 
-def _grouped_linear(x, weight, offsets, bias, activation):
+def _grouped_linear(x, weight, offsets, bias, activation, trains=True):
+    saves = trains and activation != 0
     # Without offsets, x is [rows, G, K] and so is the result: the library sees the groups first.
     rows = _rows(x) if offsets is not None else _rows(x).transpose(0, 1)
-    options = _GROUPED | (_INTERLEAVED if offsets is None else 0) | (_PREACTIVATION if activation != 0 else 0)
+    options = _GROUPED | (_INTERLEAVED if offsets is None else 0) | (_PREACTIVATION if saves else 0)
     made = _native.gemm(rows, _rows(weight), _rows(bias), *(None,) * 4, offsets, activation, 0, options)
-    out, saved = made if activation != 0 else (made, x.new_empty(0))
+    out, saved = made if saves else (made, x.new_empty(0))
     if offsets is not None:
         return out, saved
-    return out.transpose(0, 1), saved.transpose(0, 1) if activation != 0 else saved
+    return out.transpose(0, 1), saved.transpose(0, 1) if saves else saved
 
 
 _IMPLEMENTATIONS = {
@@ -138,7 +139,8 @@ def _activation_gradient(activation, dout, saved):
     return torch.ops.aten.gelu_backward(dout, saved, approximate="tanh" if activation == 3 else "none")
 
 
-def _gradients(ctx, dout, _):
+def _gradients(ctx, dout, _=None, run=None):
+    """run: what computes a product; the operator by default."""
     if dout is None:
         return None, None, None, None, None
     x, weight, saved = ctx.saved_tensors
@@ -146,7 +148,7 @@ def _gradients(ctx, dout, _):
     before = _activation_gradient(ctx.activation, dout, saved)
 
     def product(a, b, flags):
-        return torch.ops.tessera.gemm(a, b, None, None, None, None, None, 0, flags, False)
+        return (run or torch.ops.tessera.gemm)(a, b, None, None, None, None, None, 0, flags, False)
 
     if ctx.needs_input_grad[0]:
         dx = product(before, weight, B_TRANSPOSED)
@@ -213,6 +215,26 @@ torch.library.register_autograd(
 torch.library.register_autograd("tessera::grouped_gemm", _refuse_gradient, lib=lib)
 
 
+class _Linear(torch.autograd.Function):
+    """The gradient of an eager call on plain tensors; all other calls use that of torch.ops.tessera.linear."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        x, weight, bias, residual, ctx.activation = inputs
+        out, saved = _linear(*inputs)
+        ctx.save_for_backward(x, weight, saved)
+        ctx.has_bias, ctx.has_residual = bias is not None, residual is not None
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_tangents((dout,))
+        # With create_graph=True, differentiating the result must raise: the operator does.
+        return _gradients(ctx, dout, run=None if torch.is_grad_enabled() else _gemm)
+
+    jvp = staticmethod(refuse_forward_mode)
+
+
 def _activation(name):
     if name not in ACTIVATIONS:
         raise Error(f"activation is {name!r}; {', '.join(ACTIVATIONS)} are accepted")
@@ -227,7 +249,15 @@ def linear(x, weight, bias=None, *, activation="none", residual=None):
     """
     rows = x.reshape(-1, x.shape[-1])
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
-    out, _ = torch.ops.tessera.linear(rows, weight, bias, added, _activation(activation))
+    number = _activation(activation)
+    mode = eager_mode(rows, weight, bias, added)
+    if mode == GRADIENTS:
+        out = _Linear.apply(rows, weight, bias, added, number)
+    elif mode == PLAIN:  # nothing is saved
+        tensors = (_rows(rows), _rows(weight), _rows(bias), None, None, None, _rows(added), None)
+        out = _native.gemm(*tensors, number, 0, 0)
+    else:
+        out, _ = torch.ops.tessera.linear(rows, weight, bias, added, number)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -243,17 +273,49 @@ def grouped_linear(x, weight, offsets=None, bias=None, *, activation="none"):
     if weight.dim() != 3:
         raise Error(f"weight has {weight.dim()} dims; [G, N, K] is accepted")
     groups, n, k = weight.shape
+    number = _activation(activation)
+
+    def run(rows):
+        if eager_mode(rows, weight, offsets, bias) == PLAIN:  # nothing is saved
+            return _grouped_linear(rows, weight, offsets, bias, number, trains=False)[0]
+        return torch.ops.tessera.grouped_linear(rows, weight, offsets, bias, number)[0]
+
     if offsets is not None:
-        return torch.ops.tessera.grouped_linear(x, weight, offsets, bias, _activation(activation))[0]
+        return run(x)
     if x.dim() < 2 or x.shape[-2] not in (1, groups):
         raise Error(f"x is {list(x.shape)}; without offsets, [..., {groups}, K] and [..., 1, K] are accepted")
     lead = x.shape[:-2]
     if x.shape[-2] == 1:  # one product with all weights side by side
         flat = None if bias is None else bias.reshape(-1)
         return linear(x.squeeze(-2), weight.reshape(-1, k), flat, activation=activation).reshape(*lead, groups, n)
-    rows = x.reshape(-1, groups, x.shape[-1])
-    out, _ = torch.ops.tessera.grouped_linear(rows, weight, None, bias, _activation(activation))
-    return out.reshape(*lead, groups, n)
+    return run(x.reshape(-1, groups, x.shape[-1])).reshape(*lead, groups, n)
+
+
+def grouped_mlp(x, up, down, *, activation="silu", up_bias=None, down_bias=None):
+    """An MLP per group, such as heads side by side: grouped_linear twice, with an activation between them, with gradients.
+
+    x: [..., G, K], or [..., 1, K] if all groups have the same input; up: [G, H, K]; down: [G, N, H]; biases: [G, H] and
+    [G, N]. The result is [..., G, N]. If H is no multiple of 16, weights are copied with zeros, so that hidden rows start at
+    multiples of 32 bytes. On a GPU, groups with the same input and few outputs are one tessera.mlp.
+    """
+    for name, weight in (("up", up), ("down", down)):
+        if weight.dim() != 3:
+            raise Error(f"{name} has {weight.dim()} dims; 3 are accepted")
+    for dim, expected in ((0, up.shape[0]), (2, up.shape[1])):
+        if down.shape[dim] != expected:
+            raise Error(f"down has size {down.shape[dim]} in dim {dim}; {expected} is expected")
+    for name, bias, weight in (("up_bias", up_bias, up), ("down_bias", down_bias, down)):
+        if bias is not None and bias.shape != weight.shape[:2]:
+            raise Error(f"{name} is {list(bias.shape)}; {list(weight.shape[:2])} is expected")
+    if x.is_cuda and x.dim() >= 2 and x.shape[-2] == 1 and down.shape[0] * down.shape[1] <= 64:
+        from tessera._mlp import mlp_of_groups  # which uses this file
+
+        return mlp_of_groups(x.squeeze(-2), up, down, activation, up_bias, down_bias)
+    if missing := -up.shape[1] % 16:
+        pad = torch.nn.functional.pad
+        up, down = pad(up, (0, 0, 0, missing)), pad(down, (0, missing))
+        up_bias = None if up_bias is None else pad(up_bias, (0, missing))
+    return grouped_linear(grouped_linear(x, up, None, up_bias, activation=activation), down, None, down_bias)
 
 
 def gemm(

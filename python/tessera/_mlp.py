@@ -5,7 +5,7 @@ import torch
 from tessera import _native
 from tessera._error import Error
 from tessera._gemm import _activation, _rows
-from tessera._ops import lib, refuse_vmap, _TAGS
+from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, refuse_forward_mode, refuse_tangents, refuse_vmap
 
 lib.define(
     "mlp(Tensor x, Tensor up, Tensor down, Tensor? gate, Tensor? up_bias, Tensor? gate_bias, Tensor? down_bias, "
@@ -20,53 +20,53 @@ lib.define(
 )
 
 
-# The tensors of tessera_mlp, in its order.
-_NAMES = (
-    *("x", "up", "down", "out", "dout", "gate", "up_bias", "gate_bias", "down_bias", "residual"),
-    *("before", "before_gate", "hidden", "dx", "dup", "ddown", "dgate", "dbefore", "dbefore_gate"),
-)
+# Bits of what is made: the place of a tensor in tessera_mlp.
+_OUT, _BEFORE, _BEFORE_GATE, _HIDDEN = 1 << 3, 1 << 10, 1 << 11, 1 << 12
+_DX, _DUP, _DDOWN, _DGATE, _DBEFORE, _DBEFORE_GATE = (1 << place for place in range(13, 19))
 
 
-def _run(activation, wanted, **given):
-    """What the library makes of the given tensors: those that are wanted, by name."""
-    names = [name for name in _NAMES if name in wanted]
-    made = _native.mlp(
-        tuple(_rows(given.get(name)) for name in _NAMES), activation, sum(1 << _NAMES.index(name) for name in names)
+def _forward(x, up, down, gate, up_bias, gate_bias, down_bias, residual, activation, save):
+    """out; if it saves, out, before, and hidden or, with a gate, before_gate."""
+    tensors = map(_rows, (x, up, down, None, None, gate, up_bias, gate_bias, down_bias, residual))
+    kept = _BEFORE | (_HIDDEN if gate is None else _BEFORE_GATE) if save else 0
+    return _native.mlp((*tensors, *(None,) * 9), activation, _OUT | kept)
+
+
+def _backward(dout, x, up, down, gate, up_bias, gate_bias, before, kept, activation, needs_x, needs_weights):
+    """dx if it is needed; dup, ddown and, with a gate, dgate if they are; dbefore and, with a gate, dbefore_gate.
+
+    kept: hidden, or, with a gate, before_gate; before and kept are None if they are to be computed again.
+    """
+    before_gate, hidden = (None, kept) if gate is None else (kept, None)
+    tensors = map(
+        _rows, (x, up, down, None, dout, gate, up_bias, gate_bias, None, None, before, before_gate, hidden)
     )
-    return dict(zip(names, made))
+    wanted = _DBEFORE | (_DX if needs_x else 0)
+    if gate is not None:
+        wanted |= _DBEFORE_GATE | (_DGATE if needs_weights else 0)
+    if needs_weights:
+        wanted |= _DUP | _DDOWN
+    return _native.mlp((*tensors, *(None,) * 6), activation, wanted)
 
 
 def _mlp(x, up, down, gate, up_bias, gate_bias, down_bias, residual, activation, save):
-    kept = ("before", "hidden" if gate is None else "before_gate") if save else ()
-    made = _run(
-        activation,
-        ("out", *kept),
-        **{"x": x, "up": up, "down": down, "gate": gate, "up_bias": up_bias, "gate_bias": gate_bias},
-        **{"down_bias": down_bias, "residual": residual},
-    )
-    return tuple(made.get(name, x.new_empty(0)) for name in ("out", "hidden", "before", "before_gate"))
+    made = _forward(x, up, down, gate, up_bias, gate_bias, down_bias, residual, activation, save)
+    before, kept = made[1:] if save else (x.new_empty(0), x.new_empty(0))
+    hidden, before_gate = (kept, x.new_empty(0)) if gate is None else (x.new_empty(0), kept)
+    return made[0], hidden, before, before_gate
 
 
 def _mlp_backward(
     dout, x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate, activation, needs_x, needs_weights
 ):
-    wanted = ["dbefore"] if gate is None else ["dbefore", "dbefore_gate"]
-    if needs_x:
-        wanted.append("dx")
-    if needs_weights:
-        wanted += ["dup", "ddown"] if gate is None else ["dup", "ddown", "dgate"]
-    kept = {}
-    if before.numel() > 0 or hidden.numel() > 0:
-        kept = {"before": before, "hidden": hidden} if gate is None else {"before": before, "before_gate": before_gate}
-    made = _run(
-        activation,
-        wanted,
-        **{"x": x, "up": up, "down": down, "dout": dout, "gate": gate, "up_bias": up_bias, "gate_bias": gate_bias},
-        **kept,
+    kept = hidden if gate is None else before_gate
+    if before.numel() == 0 and kept.numel() == 0:
+        before = kept = None
+    made = iter(
+        _backward(dout, x, up, down, gate, up_bias, gate_bias, before, kept, activation, needs_x, needs_weights)
     )
-    return tuple(
-        made.get(name, x.new_empty(0)) for name in ("dx", "dup", "ddown", "dgate", "dbefore", "dbefore_gate")
-    )
+    here = (needs_x, needs_weights, needs_weights, needs_weights and gate is not None, True, gate is not None)
+    return tuple(next(made) if one else x.new_empty(0) for one in here)
 
 
 for _name, _function in {"mlp": _mlp, "mlp_backward": _mlp_backward}.items():
@@ -76,7 +76,7 @@ for _name, _function in {"mlp": _mlp, "mlp_backward": _mlp_backward}.items():
 
 
 def _fake_hidden(x, width):
-    return x.new_empty_strided((x.shape[0], width), ((width + 7) // 8 * 8, 1))
+    return x.new_empty_strided((x.shape[0], width), ((width + 63) // 64 * 64, 1))
 
 
 def _fake_mlp(x, up, down, gate, up_bias, gate_bias, down_bias, residual, activation, save):
@@ -116,31 +116,34 @@ def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, dout, *_):
-    if dout is None:
-        return (None,) * 10
-    x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate = ctx.saved_tensors
-    needed = ctx.needs_input_grad
-    weights = any(needed[i] for i in (1, 2, 3))
-    dx = dup = ddown = dgate = dup_bias = dgate_bias = None
-    if any(needed[:6]):
-        dx, dup, ddown, dgate, dbefore, dbefore_gate = torch.ops.tessera.mlp_backward(
-            dout, x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate, ctx.activation, needed[0], weights
-        )
-        dup_bias = dbefore.sum(0) if needed[4] else None
-        dgate_bias = dbefore_gate.sum(0) if needed[5] else None
+def _input_gradients(needed, dout, dx, dup, ddown, dgate, dbefore, dbefore_gate):
+    """Those of the arguments of tessera::mlp."""
     return (
         dx if needed[0] else None,
         dup if needed[1] else None,
         ddown if needed[2] else None,
         dgate if needed[3] else None,
-        dup_bias,
-        dgate_bias,
+        dbefore.sum(0) if needed[4] else None,
+        dbefore_gate.sum(0) if needed[5] else None,
         dout.sum(0) if needed[6] else None,
         dout if needed[7] else None,
         None,
         None,
     )
+
+
+def _gradients(ctx, dout, *_):
+    if dout is None:
+        return (None,) * 10
+    x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    made = (None,) * 6
+    if any(needed[:6]):
+        made = torch.ops.tessera.mlp_backward(
+            *(dout, x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate, ctx.activation),
+            *(needed[0], any(needed[1:4])),
+        )
+    return _input_gradients(needed, dout, *made)
 
 
 def _refuse_gradient(ctx, *_):
@@ -149,6 +152,45 @@ def _refuse_gradient(ctx, *_):
 
 torch.library.register_autograd("tessera::mlp", _gradients, setup_context=_setup_context, lib=lib)
 torch.library.register_autograd("tessera::mlp_backward", _refuse_gradient, lib=lib)
+
+
+class _Mlp(torch.autograd.Function):
+    """The gradient of an eager call on plain tensors; all other calls use that of torch.ops.tessera.mlp."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        x, up, down, gate, up_bias, gate_bias, _, _, ctx.activation, save = inputs
+        out, *kept = _forward(*inputs)
+        ctx.save_for_backward(x, up, down, gate, up_bias, gate_bias, *(kept if save else (None, None)))
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_tangents((dout,))
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad
+        gated = saved[3] is not None
+        dx = dup = ddown = dgate = dbefore = dbefore_gate = None
+        if any(needed[:6]):
+            # With create_graph=True, differentiating the result must raise: there is no second derivative.
+            run = _MlpBackward.apply if torch.is_grad_enabled() else _backward
+            weights = any(needed[1:4])
+            made = iter(run(dout, *saved, ctx.activation, needed[0], weights))
+            dx = next(made) if needed[0] else None
+            dup, ddown = (next(made), next(made)) if weights else (None, None)
+            dgate = next(made) if weights and gated else None
+            dbefore, dbefore_gate = next(made), next(made) if gated else None
+        return _input_gradients(needed, dout, dx, dup, ddown, dgate, dbefore, dbefore_gate)
+
+    jvp = staticmethod(refuse_forward_mode)
+
+
+class _MlpBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        return _backward(*inputs)
+
+    backward = staticmethod(_refuse_gradient)
+    jvp = staticmethod(refuse_forward_mode)
 
 
 def mlp(
@@ -172,11 +214,36 @@ def mlp(
     """
     if (gate_bias is not None) != (gate is not None and up_bias is not None):
         raise Error("with a gate, up_bias and gate_bias are given both or neither; without, gate_bias is not accepted")
-    tensors = (x, up, down, gate, up_bias, gate_bias, down_bias, residual)
-    trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    rows = x.reshape(-1, x.shape[-1])
-    added = None if residual is None else residual.reshape(-1, residual.shape[-1])
-    out = torch.ops.tessera.mlp(
-        rows, up, down, gate, up_bias, gate_bias, down_bias, added, _activation(activation), trains and not recompute
-    )[0]
-    return out.reshape(*x.shape[:-1], down.shape[0])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    added = residual if residual is None or residual.dim() == 2 else residual.reshape(-1, residual.shape[-1])
+    tensors = (rows, up, down, gate, up_bias, gate_bias, down_bias, added)
+    mode = eager_mode(*tensors)
+    if mode == GRADIENTS:
+        out = _Mlp.apply(*tensors, _activation(activation), not recompute)
+    elif mode == PLAIN:
+        (out,) = _forward(*tensors, _activation(activation), False)
+    else:
+        trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+        out = torch.ops.tessera.mlp(*tensors, _activation(activation), trains and not recompute)[0]
+    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], down.shape[0])
+
+
+def mlp_of_groups(x, up, down, activation, up_bias, down_bias):
+    """grouped_mlp for groups with the same input, x: [..., K], as one MLP whose second layer is block-diagonal.
+
+    A tile of the second product has more columns than all groups together have outputs, so the zeros cost nothing; in
+    return, activations and their derivatives are epilogues. Outputs are padded to rows of whole 16 bytes.
+    """
+    groups, outputs, hidden = down.shape
+    pad = torch.nn.functional.pad
+    missing = -groups * outputs % 8
+    blocks = torch.diagonal_scatter(down.new_zeros(groups, outputs, groups, hidden), down.permute(1, 2, 0), 0, 0, 2)
+    out = mlp(
+        x,
+        up.flatten(0, 1),
+        pad(blocks.flatten(2).flatten(0, 1), (0, 0, 0, missing)),
+        activation=activation,
+        up_bias=None if up_bias is None else up_bias.flatten(),
+        down_bias=None if down_bias is None else pad(down_bias.flatten(), (0, missing)),
+    )
+    return out[..., : groups * outputs].unflatten(-1, (groups, outputs))

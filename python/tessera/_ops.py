@@ -9,6 +9,7 @@ fallback for a PyTorch without it: slower, with the same results (tests/python/t
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from tessera import _native
 from tessera._error import Error
@@ -78,6 +79,17 @@ def _set_up(dlpack=True):
 
 
 _set_up()
+
+# What _native.mode returns. Dispatched: something intercepts the call, or a tensor is of another class or has no
+# memory. Plain: straight to the kernel. Gradients: straight to the kernel, recorded by autograd. Autocast is added.
+DISPATCHED, PLAIN, GRADIENTS, AUTOCAST = 0, 1, 2, 4
+
+
+def eager_mode(*tensors):
+    """PLAIN or GRADIENTS if a call with these tensors, some of which may be None, may bypass the dispatcher."""
+    mode = DISPATCHED if is_dynamo_compiling() else _native.mode(*tensors)
+    return mode if mode in (PLAIN, GRADIENTS) else DISPATCHED
+
 
 # Constants of tessera/attention.h.
 CAUSAL, DETERMINISTIC, ROTARY_INTERLEAVED, BATCH_INVARIANT = 1, 2, 4, 8
@@ -227,6 +239,22 @@ def refuse_second_derivative(ctx, *_):
     raise Error(
         "tessera.attention has no second derivative: its backward cannot itself be differentiated", "unsupported"
     )
+
+
+class Backward(torch.autograd.Function):
+    """backward for create_graph=True."""
+
+    @staticmethod
+    def forward(*args):
+        return backward(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(refuse_second_derivative)
+    jvp = staticmethod(refuse_forward_mode)
+    vmap = staticmethod(refuse_vmap)
 
 
 def _refuse_decode_gradient(*_):

@@ -5,10 +5,11 @@
     tessera.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="tessera")   # or, on a loaded model:
     model.set_attn_implementation("tessera")
+    model.set_experts_implementation("tessera")   # mixtures of experts: Mixtral, Qwen-MoE and what is shaped like them
     tessera.transformers.report(model)
 
 Padded and packed batches run as packed sequences: only real tokens are computed. What is not supported (dropout,
-relative position biases, custom dense masks) raises tessera.Error; there is no fallback.
+relative position biases, custom dense masks, experts with biases) raises tessera.Error; there is no fallback.
 """
 
 import torch
@@ -16,16 +17,18 @@ from torch.compiler import is_compiling
 
 from tessera._attention import _under_autocast, attention, decode, explain
 from tessera._error import Error
+from tessera._moe import moe
 
 NAME = "tessera"
 _MOST_DECODE_ROWS = 16  # a pass with at most so many queries per sequence, without gradients, is decode
 
 
 def register(name=NAME):
-    """Registers attn_implementation=name with transformers, version 5.5 and up."""
+    """Registers attn_implementation=name and experts_implementation=name with transformers, version 5.5 and up."""
     try:
         import transformers
         from transformers import AttentionInterface
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
         from transformers.masking_utils import AttentionMaskInterface
     except ImportError as missing:
         raise Error(f"transformers 5.5 or newer is needed: {missing}", "unsupported") from None
@@ -33,6 +36,7 @@ def register(name=NAME):
         raise Error(f"transformers is {transformers.__version__}; 5.5 or newer is needed", "unsupported")
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, segments)
+    ALL_EXPERTS_FUNCTIONS.register(name, experts)
 
 
 # ---- Masks ----
@@ -379,6 +383,41 @@ def _with_sinks(result, sinks):
     out, lse = result  # lse: [B, H, S], packed [H, total]
     kept = torch.sigmoid(lse.transpose(-1, -2) - sinks.float())[..., None]
     return (out * kept).to(out.dtype)
+
+
+# ---- Experts ----
+
+_ACTIVATIONS = {
+    **dict.fromkeys(("SiLU", "SiLUActivation"), "silu"),
+    **dict.fromkeys(("GELU", "GELUActivation"), "gelu"),
+    **dict.fromkeys(("GELUTanh", "PytorchGELUTanh", "NewGELUActivation"), "gelu_tanh"),
+    "ReLU": "relu",
+}
+
+
+def experts(module, hidden_states, top_k_index, top_k_weights):
+    """The experts of a mixture: what transformers calls with the router's choice."""
+    act_fn = getattr(module, "act_fn", None)
+    function = type(act_fn).__name__
+    tanh = function == "GELU" and getattr(act_fn, "approximate", None) == "tanh"
+    activation = "gelu_tanh" if tanh else _ACTIVATIONS.get(function)
+    gated = hasattr(module, "gate_up_proj")
+    gate_function = getattr(type(module), "_apply_gate", None)
+    reasons = {
+        "biases": module.has_bias,
+        "transposed weights": module.is_transposed,
+        "interleaved weights": gated and not getattr(module, "is_concatenated", True),
+        "a norm after each expert": getattr(module, "has_post_expert_norm", False),
+        "a gate of its own": gated and getattr(gate_function, "__module__", None) != "transformers.integrations.moe",
+        f"the activation {function}": activation is None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise Error(f"{type(module).__name__} has {reason}, which tessera.moe does not support", "unsupported")
+    gate, up = module.gate_up_proj.chunk(2, dim=1) if gated else (None, module.up_proj)
+    x = hidden_states.to(up.dtype)
+    out = moe(x, None, up, module.down_proj, gate, experts=top_k_index, weights=top_k_weights, activation=activation)
+    return out.to(hidden_states.dtype)
 
 
 # ---- Which layers run on Tessera ----

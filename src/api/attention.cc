@@ -5,6 +5,7 @@
 #include "api/plan.h"
 #include "attention/check.h"
 #include "attention/family.h"
+#include "attention/quantize_fp8.h"
 
 using tessera::AttentionFamily;
 using tessera::format;
@@ -67,4 +68,8 @@ tessera_status tessera_attention_explain(tessera_attention_op op, const tessera_
     const bool json = format == TESSERA_EXPLAIN_JSON;
     return tessera::api::write_text(json ? json_text_of(*explanation) : text_of(*explanation), text, capacity, needed);
   });
+}
+
+tessera_status tessera_attention_quantize_fp8(const tessera_quantize_fp8* args, void* stream) {
+  return guarded([&]() -> Status { return tessera::attention::quantize_fp8(args, stream); });
 }

@@ -17,11 +17,11 @@ TensorExtents key_extents(const AttentionProblem& p, std::int64_t dim) {
 }
 
 std::int64_t cache_pitch(const AttentionProblem& p, const TensorView& view) {
-  return (p.paged ? p.num_pages : p.cache_rows) > 1 ? view.batch_stride / view.seq_stride : 0;
+  return p.cache_rows > 1 ? view.batch_stride / view.seq_stride : 0;
 }
 TensorExtents cache_extents(const AttentionProblem& p, const TensorView& view, std::int64_t dim) {
-  const std::int64_t count = p.paged ? p.num_pages : p.cache_rows, rows = p.paged ? p.page_size : p.seq_k;
-  return {1, rows, p.heads_kv, dim, true, (count - 1) * cache_pitch(p, view) + rows};
+  if (p.paged) return {p.num_pages, p.page_size, p.heads_kv, dim, false, 0};
+  return {1, p.seq_k, p.heads_kv, dim, true, (p.cache_rows - 1) * cache_pitch(p, view) + p.seq_k};
 }
 
 Status atom_boxes(const TensorView& view, const TensorExtents& of, int rows, int min_atom, AtomBoxes& boxes,

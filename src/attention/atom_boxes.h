@@ -30,7 +30,7 @@ struct TensorExtents {
 // Of q and, except for the dim, of o and dO; of k and v.
 TensorExtents query_extents(const AttentionProblem& problem, std::int64_t dim);
 TensorExtents key_extents(const AttentionProblem& problem, std::int64_t dim);
-// Of k or v of a cache: as if packed, each page, or each row of a cache without pages, a sequence of cache_pitch rows.
+// Of k or v of a cache: pages as a batch; without pages as if packed, each row of the cache a sequence of cache_pitch rows.
 TensorExtents cache_extents(const AttentionProblem& problem, const TensorView& view, std::int64_t dim);
 std::int64_t cache_pitch(const AttentionProblem& problem, const TensorView& view);
 

@@ -1,4 +1,5 @@
-// Attention backward on Hopper, dQ summed by atomics: backward_preprocess.cuh, backward_sm90.cuh, backward_convert.cuh.
+// Attention backward on Hopper: backward_preprocess.cuh, backward_sm90.cuh and, if dQ is summed by atomics,
+// backward_convert.cuh.
 #include "attention/backward_sm90.h"
 
 #include <algorithm>
@@ -21,6 +22,7 @@ using Config = AttentionBackwardSm90Config;
 
 struct BackwardSm90Tile {
   int consumers;
+  int ctas_per_sm;
   int block_q;
   int stages;
   int ds_stages;
@@ -35,49 +37,58 @@ struct BackwardSm90Tile {
 
 // By counting registers. A consumer holds dK and dV (a register for two columns of each), one accumulator of 64 queries
 // (32) or two, a 16-bit operand (16) and, if they still fit, K (4 for 16 columns) and V. The dQ warpgroup holds its sums
-// and needs 26 more, since ptxas starts sums at register 24; a consumer needs 28. consumers 0: they do not fit.
-constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v) {
+// and needs 26 more, since ptxas starts sums at register 24; a consumer needs 28. consumers 0: they do not fit. With one
+// consumer, two CTAs share an SM.
+constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v, int consumers, bool score_mod) {
   constexpr int kBesideSums = 26;
   constexpr int kBeside = 28;
-  if (dim_qk > 128 || dim_v > 128) return {};
+  const int most = consumers == 1 ? 64 : 128;
+  if (dim_qk > most || dim_v > most) return {};
   BackwardSm90Tile tile = {};
-  tile.consumers = 2;
+  tile.consumers = consumers;
+  tile.ctas_per_sm = consumers == 1 ? 2 : 1;
   tile.block_q = 64;
   tile.ds_stages = 2;
   tile.dq_columns = dim_qk <= 88 ? dim_qk : 64;
   tile.dq_registers = (tile.dq_columns / 2 + kBesideSums + 7) / 8 * 8;
-  int left = consumer_registers(tile.dq_registers, tile.consumers) - kBeside - (dim_qk + dim_v) / 2;
+  int left = consumer_registers(tile.dq_registers, tile.consumers, tile.ctas_per_sm) - kBeside - (dim_qk + dim_v) / 2;
   const int of_k = (dim_qk + 15) / 16 * 4;
   const int of_v = (dim_v + 15) / 16 * 4;
-  tile.accumulators = left >= 2 * 32 + 16 ? 2 : 1;
+  // Modified scores need registers of their own, and their exponentials hide nowhere.
+  tile.accumulators = left >= 2 * 32 + 16 && !score_mod ? 2 : 1;
   left -= tile.accumulators * 32 + 16;
   if (left < 0) return {};
   // With two accumulators, the next step's Q is needed while the stages of this step and the previous one are held. With
-  // one, a third stage cost up to 4 % on an H200.
-  tile.stages = tile.accumulators == 2 ? 3 : 2;
+  // one, a third stage cost up to 4 % on an H200; with few keys it gains 6 %.
+  tile.stages = tile.accumulators == 2 || consumers == 1 ? 3 : 2;
   tile.keeps_k = tile.accumulators == 2 && left >= of_k;
   tile.keeps_v = tile.keeps_k && left >= of_k + of_v;
   // Measured at 64 (both K and V kept), 80 (K) and 96 (neither).
   tile.prefetches_rows = tile.keeps_v;
-  tile.ping_pong = tile.accumulators == 2 && tile.keeps_k == tile.keeps_v;
+  tile.ping_pong = consumers == 2 && tile.accumulators == 2 && tile.keeps_k == tile.keeps_v;
   return tile;
 }
 }  // namespace
 
 std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                               bool deterministic) {
-  const BackwardSm90Tile tile = backward_sm90_tile(dim_qk, dim_v);
+                                                               bool deterministic, std::int64_t seq_k, bool score_mod) {
+  BackwardSm90Tile tile = backward_sm90_tile(dim_qk, dim_v, seq_k <= kConsumerRows && !score_mod ? 1 : 2, score_mod);
+  if (tile.consumers == 0) tile = backward_sm90_tile(dim_qk, dim_v, 2, score_mod);
   if (tile.consumers == 0) return {};
+  // If dQ is computed in halves, the registers do not suffice for their addresses.
+  const bool writes_dq = seq_k <= tile.consumers * kConsumerRows && tile.dq_columns == dim_qk;
+  const bool ordered = deterministic && !writes_dq;
   return {{.dtype = dtype,
            .dim_qk = dim_qk,
            .dim_v = dim_v,
            .consumers = tile.consumers,
+           .ctas_per_sm = tile.ctas_per_sm,
            .block_q = tile.block_q,
            .stages = tile.stages,
            .ds_stages = tile.ds_stages,
            .accumulators = tile.accumulators,
            // At 128 it would cost 6 % of the speed without a mask, and in a deterministic instance ptxas would spill.
-           .keeps_p = tile.accumulators == 1 && (dim_qk + dim_v <= 240 || (masked && !deterministic)),
+           .keeps_p = tile.accumulators == 1 && !score_mod && (dim_qk + dim_v <= 240 || (masked && !ordered)),
            .ping_pong = tile.ping_pong,
            .prefetches_rows = tile.prefetches_rows,
            .keeps_k = tile.keeps_k,
@@ -85,7 +96,9 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
            .dq_columns = tile.dq_columns,
            .dq_registers = tile.dq_registers,
            .masked = masked,
-           .deterministic = deterministic,
+           .deterministic = ordered,
+           .writes_dq = writes_dq,
+           .score_mod = score_mod,
            .splits_group = false}};
 }
 
@@ -107,6 +120,8 @@ std::int64_t columns_per_batch(const AttentionProblem& p, const AttentionBackwar
 }
 // Of the sums of dK and dV.
 int sums_block_k(const AttentionBackwardSm90Config& config) { return config.splits_group ? block_k_of(config) : 0; }
+// Of those of dQ.
+int sums_block_q(const AttentionBackwardSm90Config& config) { return config.writes_dq ? 0 : config.block_q; }
 }  // namespace
 
 Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const AttentionArgs& args,
@@ -125,22 +140,23 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
 
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
                                             const AttentionBackwardSm90Config& config) {
-  return hopper_backward_workspace(problem, "attention_backward_sm90", config.block_q, block_k_of(config),
+  return hopper_backward_workspace(problem, "attention_backward_sm90", sums_block_q(config), block_k_of(config),
                                    config.splits_group);
 }
 
 namespace {
 
 jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
-  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : "",
-                         config.deterministic ? "_deterministic" : "", config.splits_group ? "_split" : ""),
+                         config.deterministic ? "_deterministic" : "", config.writes_dq ? "_writes_dq" : "",
+                         config.score_mod ? "_score_mod" : "", config.splits_group ? "_split" : ""),
           .header = "attention/backward_sm90.cuh",
           .entry = "attention_backward_sm90",
           .params = "AttentionBackwardSm90Params",
           .config = jit::config_text("AttentionBackwardSm90Config", config),
           .threads = threads_of(config),
-          .min_blocks = 1,
+          .min_blocks = config.ctas_per_sm,
           .dynamic_smem_bytes = backward_sm90_layout(config).bytes,
           .pdl = true};
 }
@@ -159,8 +175,10 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   const auto boxes = backward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
   const BackwardBuffers buffers =
-      backward_buffers(args.problem, config.block_q, sums_block_k(config), launch.workspace);
+      backward_buffers(args.problem, sums_block_q(config), sums_block_k(config), launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
+  params.dq = args.dq.data;
+  params.dq_strides = strides_of(args.dq);
   params.lse_log2 = buffers.lse_log2.data;
   params.delta = buffers.delta.data;
   params.row_strides = strides_of(buffers.delta);
@@ -179,8 +197,11 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   }
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
   if (Status s = cuda::launch(*launch.kernels[1], *work, launch.stream); !s.ok()) return s;
-  Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, config.block_q, launch.stream);
-  if (!s.ok() || !config.splits_group) return s;
+  if (!config.writes_dq) {
+    Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, config.block_q, launch.stream);
+    if (!s.ok()) return s;
+  }
+  if (!config.splits_group) return {};
   return enqueue_convert_keys(*launch.kernels[2], args, buffers.dk_sums, buffers.dv_sums, block_k_of(config),
                               launch.stream);
 }
@@ -190,7 +211,7 @@ constexpr double kMissing = 0.4;
 
 std::vector<Config> configs_for(const AttentionProblem& p) {
   auto configs = backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
-                                       p.deterministic);
+                                       p.deterministic, p.seq_k, has_score_mod(p));
   // Sums of dK and dV have no fixed order.
   if (!configs.empty() && p.heads_q > p.heads_kv && !p.deterministic) {
     configs.push_back(configs.front());
@@ -202,7 +223,6 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
   if (auto reason = hopper_refuses(p, device)) return reason;
-  if (has_score_mod(p)) return "takes neither softcap nor ALiBi nor a scale that is not above 0";
   if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
     return "there is nothing to load";
   }
@@ -228,8 +248,11 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
         config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing) : GroupSplit{};
     offers.push_back({engine::main_config(config), *workspace,
                       predicted_backward_time(p, device, rows, kRate) * split.relative_time,
-                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
-                             config.deterministic ? "a fixed" : "any", split_text(split))});
+                      format("computes {:.3g} rows per head; dQ {}{}", rows,
+                             config.writes_dq       ? "written by the one CTA that has all keys"
+                             : config.deterministic ? "summed in fp32 by atomics, in a fixed order"
+                                                    : "summed in fp32 by atomics, in any order",
+                             split_text(split))});
   }
   return offers;
 }
@@ -240,9 +263,10 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
     if (!workspace.ok() || engine::main_config(config) != named) continue;
     Recipe recipe;
     recipe.problem = p;
-    recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))},
-                    {"main", main_kernel(config)},
-                    {"convert", instance_of(convert_config(config.dtype, 8))}};
+    recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))}, {"main", main_kernel(config)}};
+    if (!config.writes_dq || config.splits_group) {
+      recipe.steps.push_back({"convert", instance_of(convert_config(config.dtype, 8))});
+    }
     recipe.workspace = *workspace;
     const int part_heads =
         config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing).part_heads : 0;
@@ -259,11 +283,11 @@ constexpr int kDims[] = {8, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128};
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   if (device.compute != 90 || !device.specific) return list;
-  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic, int group = 1) {
+  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic, int group = 1, bool score_mod = false) {
     AttentionProblem problem = representative(device, AttentionOp::kBackward, dim_qk, dim_v);
     problem.deterministic = deterministic;
     problem.heads_q *= group;
-    list.push_back(with_variant(problem, {masked, false}));
+    list.push_back(with_variant(problem, {masked, score_mod}));
   };
   for (const bool masked : {false, true}) {
     for (const bool deterministic : {false, true}) {
@@ -272,6 +296,20 @@ std::vector<AttentionProblem> representatives(const Device& device) {
       add(64, 128, masked, deterministic);
     }
     for (const int dim : {64, 80, 96, 128}) add(dim, dim, masked, false, 2);
+    for (const bool deterministic : {false, true}) {
+      for (const int dim : {64, 80, 128}) add(dim, dim, masked, deterministic, 1, true);
+    }
+    add(128, 128, masked, false, 2, true);
+    for (const int dim : {8, 48, 64, 80}) {
+      add(dim, dim, masked, false);
+      list.back().seq_k = kConsumerRows;
+    }
+    for (const int dim : {64, 80}) {
+      add(dim, dim, masked, false, masked ? 2 : 1, true);
+      list.back().seq_k = kConsumerRows;
+    }
+    add(64, 64, masked, false);
+    list.back().seq_k = 2 * kConsumerRows;
   }
   return list;
 }

@@ -23,9 +23,10 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
                                                                    const AttentionBackwardSm90Config& config,
                                                                    int part_heads = 0);
 
-// None if a head dim is above 128.
+// None if a head dim is above 128. seq_k: of the longest sequence; if few, one CTA has all keys.
 std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                               bool deterministic);
+                                                               bool deterministic, std::int64_t seq_k,
+                                                               bool score_mod = false);
 
 // Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, if deterministic, the turns;
 // TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid

@@ -57,6 +57,9 @@ cuda::Work<Params> hopper_backward_work(const AttentionArgs& args, int block_k, 
   params.k_tiles = static_cast<unsigned>(k_tiles);
   params.band = band_of(p);
   params.scale = p.scale;
+  params.softcap = p.softcap;
+  params.alibi_slopes = args.alibi_slopes;
+  params.alibi_batch_stride = args.alibi_batch_stride;
   const std::int64_t parts = ceil_div(group, part_heads);
   params.part_heads = static_cast<unsigned>(part_heads);
   params.by_parts = divisor(static_cast<unsigned>(parts));

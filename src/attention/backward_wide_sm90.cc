@@ -60,7 +60,7 @@ constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
 }  // namespace
 
 AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                          bool deterministic) {
+                                                          bool deterministic, bool score_mod) {
   const BackwardWideSm90Tile tile = backward_wide_sm90_tile(dim_qk, dim_v);
   return {.dtype = dtype,
           .dim_qk = dim_qk,
@@ -75,14 +75,15 @@ AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_q
           .dq_registers = tile.dq_registers,
           .masked = masked,
           .deterministic = deterministic,
+          .score_mod = score_mod,
           .splits_group = false};
 }
 
 namespace {
 
 std::vector<Config> configs_for(const AttentionProblem& p) {
-  std::vector<Config> configs = {backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk),
-                                                           static_cast<int>(p.dim_v), is_masked(p), p.deterministic)};
+  std::vector<Config> configs = {backward_wide_sm90_config(
+      p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p), p.deterministic, has_score_mod(p))};
   // Sums of dK and dV have no fixed order.
   if (p.heads_q > p.heads_kv && !p.deterministic) {
     configs.push_back(configs.front());
@@ -105,9 +106,10 @@ Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& 
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_backward_wide_sm90_{}_d{}x{}_{}x{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_backward_wide_sm90_{}_d{}x{}_{}x{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, kBackwardWideTile, kBackwardWideTile, config.masked ? "_masked" : "",
-                         config.deterministic ? "_deterministic" : "", config.splits_group ? "_split" : ""),
+                         config.deterministic ? "_deterministic" : "", config.score_mod ? "_score_mod" : "",
+                         config.splits_group ? "_split" : ""),
           .header = "attention/backward_wide_sm90.cuh",
           .entry = "attention_backward_wide_sm90",
           .params = "AttentionBackwardWideSm90Params",
@@ -160,7 +162,6 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
   if (auto reason = hopper_refuses(p, device)) return reason;
-  if (has_score_mod(p)) return "takes neither softcap nor ALiBi nor a scale that is not above 0";
   if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
     return "there is nothing to load";
   }
@@ -215,11 +216,12 @@ constexpr int kDims[] = {136, 176, 192, 200, 256};
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
   if (device.compute != 90 || !device.specific) return list;
-  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic = false, int group = 1) {
+  const auto add = [&](int dim_qk, int dim_v, bool masked, bool deterministic = false, int group = 1,
+                       bool score_mod = false) {
     AttentionProblem problem = representative(device, AttentionOp::kBackward, dim_qk, dim_v);
     problem.deterministic = deterministic;
     problem.heads_q *= group;
-    list.push_back(with_variant(problem, {masked, false}));
+    list.push_back(with_variant(problem, {masked, score_mod}));
   };
   for (const bool masked : {false, true}) {
     for (const int dim : kDims) add(dim, dim, masked);
@@ -229,6 +231,12 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   add(64, 256, true);
   add(256, 64, true);
   for (const int dim : {192, 256}) add(dim, dim, true, false, 2);
+  for (const bool masked : {false, true}) {
+    for (const int dim : {192, 256}) {
+      add(dim, dim, masked, !masked, 1, true);
+      add(dim, dim, masked, masked, masked ? 1 : 2, true);
+    }
+  }
   return list;
 }
 

@@ -8,6 +8,6 @@ namespace tessera::attention {
 
 // The tile that is offered, if a head dim is above 128.
 AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                          bool deterministic = false);
+                                                          bool deterministic = false, bool score_mod = false);
 
 }  // namespace tessera::attention

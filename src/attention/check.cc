@@ -48,6 +48,7 @@ class Checker {
     TESSERA_CHECK(check_dims());
     TESSERA_CHECK(check_options());
     TESSERA_CHECK(check_lengths());
+    TESSERA_CHECK(check_scales());
     TESSERA_CHECK(check_alignment());
     canonicalise_window();
     fill_views();
@@ -68,7 +69,7 @@ class Checker {
   static constexpr unsigned kAll = kForward | kBackward | kDecode;
   static constexpr unsigned kWriters = kForward | kDecode;
   static constexpr unsigned kNoCache = kForward | kBackward;
-  static const std::array<Slot, 23> kSlots;
+  static const std::array<Slot, 26> kSlots;
 
   Status check_presence() {
     for (const Slot& slot : kSlots) {
@@ -150,14 +151,78 @@ class Checker {
       if (slot.element == Element::kInt32) rank = slot.checked == &Checker::page_table_ ? 2 : 1;
       TensorRule rule{slot.name, slot.element, access, rank, rank};
       if (slot.checked == &Checker::alibi_) rule.min_rank = 1, rule.max_rank = 2;
+      if (is_scale(slot)) rule.min_rank = rule.max_rank = 3;
       CheckedTensor& checked = (this->*slot.checked).emplace();
       TESSERA_CHECK(check_tensor(*given, rule, look_ == Look::kEverything, checked));
-      if (slot.element == Element::kFloating && dtype_of(checked.dtype) != dtype_of(q_->dtype)) {
+      if (is_scale(slot) && !is_e4m3(q_->dtype)) {
+        return invalid(format("{} is given, but q is {}; scales are for e4m3", slot.name, describe(q_->dtype)));
+      }
+      const bool activation = slot.element == Element::kFloating || slot.element == Element::kFloatingOrE4m3;
+      const bool out_of_e4m3 = slot.checked == &Checker::out_tensor_ && is_e4m3(q_->dtype);
+      if (activation && !out_of_e4m3 &&
+          (checked.dtype.code != q_->dtype.code || checked.dtype.bits != q_->dtype.bits)) {
         return invalid(format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked.dtype),
                               describe(q_->dtype)));
       }
     }
-    problem_.dtype = dtype_of(q_->dtype);
+    problem_.fp8 = is_e4m3(q_->dtype);
+    if (problem_.fp8 && op_ != TESSERA_ATTENTION_FORWARD) {
+      return invalid(
+          format("q is e4m3, which attention_forward takes; {} takes fp16, bf16 and fp32", name_of(problem_.op)));
+    }
+    problem_.dtype = dtype_of(problem_.fp8 ? out_tensor_->dtype : q_->dtype);
+    return {};
+  }
+
+  static bool is_scale(const Slot& slot) {
+    return slot.checked == &Checker::q_scale_ || slot.checked == &Checker::k_scale_ ||
+           slot.checked == &Checker::v_scale_;
+  }
+
+  // Scales of each block of rows, head and sequence, or of all of them.
+  Status check_scales() {
+    AttentionProblem& p = problem_;
+    if (!p.fp8) return {};
+    if (p.chunk > 0) return invalid(format("attention_chunk is {}, which is not taken with e4m3", p.chunk));
+    struct Scales {
+      const char* name;
+      const std::optional<CheckedTensor>& tensor;
+      std::int64_t heads, rows;
+      std::int64_t& block;
+    };
+    for (const Scales& of : {Scales{"q_scale", q_scale_, p.heads_q, p.seq_q, p.q_scale_block},
+                             Scales{"k_scale", k_scale_, p.heads_kv, p.seq_k, p.k_scale_block},
+                             Scales{"v_scale", v_scale_, p.heads_kv, p.seq_k, p.v_scale_block}}) {
+      if (!of.tensor) return invalid(format("{} is null; e4m3 needs it", of.name));
+      const std::int64_t batch = of.tensor->shape[0], heads = of.tensor->shape[1], blocks = of.tensor->shape[2];
+      if (batch != 1 && batch != p.batch) {
+        return invalid(format("{} has batch = {}; 1 or {} is accepted", of.name, batch, p.batch));
+      }
+      if (heads != 1 && heads != of.heads) {
+        return invalid(format("{} has heads = {}; 1 or {} is accepted", of.name, heads, of.heads));
+      }
+      const std::int64_t by_64 = ceil_div(of.rows, std::int64_t{64}), by_128 = ceil_div(of.rows, std::int64_t{128});
+      of.block = blocks == 1 ? 0 : blocks == by_64 ? 64 : blocks == by_128 ? 128 : -1;
+      if (of.block < 0) {
+        return invalid(format("{} has {} blocks; 1, {} of 64 rows or {} of 128 are accepted for {} rows", of.name,
+                              blocks, by_64, by_128, of.rows));
+      }
+      if (can_read_host_data()) TESSERA_CHECK(check_scale_values(of.name, *of.tensor));
+    }
+    return {};
+  }
+
+  // What a GPU cannot check before it runs.
+  static Status check_scale_values(const char* name, const CheckedTensor& t) {
+    for (std::int64_t b = 0; b < t.shape[0]; ++b) {
+      for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+        for (std::int64_t i = 0; i < t.shape[2]; ++i) {
+          const float value = static_cast<const float*>(t.data)[b * t.strides[0] + h * t.strides[1] + i];
+          if (std::isfinite(value) && value > 0) continue;
+          return invalid(format("{}[{}, {}, {}] is {}; a finite number above 0 is accepted", name, b, h, i, value));
+        }
+      }
+    }
     return {};
   }
 
@@ -361,22 +426,9 @@ class Checker {
       return {};
     }
     const auto* cu = static_cast<const std::int32_t*>(tensor.data);
-    if (cu[0] != 0) return invalid(format("{}[0] is {}; it must be 0", name, cu[0]));
-    std::int64_t longest = 0;
-    for (std::int64_t b = 0; b < problem_.batch; ++b) {
-      if (cu[b + 1] < cu[b]) {
-        return invalid(
-            format("{}[{}] is {}, below {}[{}] = {}; it must never fall", name, b + 1, cu[b + 1], name, b, cu[b]));
-      }
-      longest = std::max<std::int64_t>(longest, cu[b + 1] - cu[b]);
-    }
-    if (cu[problem_.batch] > rows) {
-      return invalid(format("{} ends at {}, past the {} rows of {}", name, cu[problem_.batch], rows, rows_of));
-    }
-    if (given_max != 0 && longest > given_max) {
-      return invalid(format("{} is {}, but {} has a sequence of {}", max_name, given_max, name, longest));
-    }
-    if (given_max == 0) *max_length = longest;
+    const auto longest = longest_sequence({name, rows_of, max_name}, cu, problem_.batch, rows, given_max);
+    if (!longest.ok()) return longest.status();
+    if (given_max == 0) *max_length = *longest;
     return {};
   }
 
@@ -495,6 +547,11 @@ class Checker {
     return {data, t->strides[0], t->strides[1]};
   }
 
+  static ScaleView scales(const std::optional<CheckedTensor>& t) {
+    if (!t) return {};
+    return {static_cast<const float*>(t->data), t->strides[0], t->strides[1]};
+  }
+
   static const std::int32_t* lengths(const std::optional<CheckedTensor>& t) {
     return t ? static_cast<const std::int32_t*>(t->data) : nullptr;
   }
@@ -532,15 +589,19 @@ class Checker {
     a.cache_batch_idx = lengths(cache_batch_idx_);
     a.leftpad_k = lengths(leftpad_k_);
     if (status_) a.status = static_cast<std::int32_t*>(status_->data);
+    a.q_scale = scales(q_scale_);
+    a.k_scale = scales(k_scale_);
+    a.v_scale = scales(v_scale_);
     problem_.vectors = out_.device.type == TESSERA_CPU || rows_allow_vectors(a);
     problem_.tensor_maps = out_.device.type == TESSERA_CPU || (problem_.vectors && strides_allow_tensor_maps(a));
   }
 
   static bool rows_allow_vectors(const AttentionArgs& a) {
     // Strides that do not matter are 0 by now, and tensors that are not given have neither address nor strides.
-    constexpr std::int64_t kAny = 2;
+    constexpr std::int64_t kAny = 2, kBytes = 16;
     for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv, &a.k_new, &a.v_new}) {
-      if (!allows_vectors(*view, kAny, kAny, kAny, sizeof(std::uint16_t), 8)) return false;
+      const std::int64_t element = a.problem.fp8 && view != &a.o ? 1 : sizeof(std::uint16_t);
+      if (!allows_vectors(*view, kAny, kAny, kAny, element, kBytes / element)) return false;
     }
     return true;
   }
@@ -582,13 +643,13 @@ class Checker {
   AttentionProblem& problem_;
   std::optional<CheckedTensor> q_, k_, v_, out_tensor_, lse_, dout_, dlse_, dq_, dk_, dv_, alibi_, cu_q_, cu_k_,
       cache_seqlens_, page_table_, k_new_, v_new_, rotary_cos_, rotary_sin_, rotary_seqlens_, cache_batch_idx_,
-      leftpad_k_, status_;
+      leftpad_k_, status_, q_scale_, k_scale_, v_scale_;
 };
 
-constexpr std::array<Checker::Slot, 23> Checker::kSlots = {{
-    {"q", &tessera_attention::q, kAll, kAll, 0, Element::kFloating, &Checker::q_},
-    {"k", &tessera_attention::k, kAll, kAll, 0, Element::kFloating, &Checker::k_},
-    {"v", &tessera_attention::v, kAll, kAll, 0, Element::kFloating, &Checker::v_},
+constexpr std::array<Checker::Slot, 26> Checker::kSlots = {{
+    {"q", &tessera_attention::q, kAll, kAll, 0, Element::kFloatingOrE4m3, &Checker::q_},
+    {"k", &tessera_attention::k, kAll, kAll, 0, Element::kFloatingOrE4m3, &Checker::k_},
+    {"v", &tessera_attention::v, kAll, kAll, 0, Element::kFloatingOrE4m3, &Checker::v_},
     {"out", &tessera_attention::out, kAll, kAll, kWriters, Element::kFloating, &Checker::out_tensor_},
     {"lse", &tessera_attention::lse, kAll, kBackward, kWriters, Element::kFloat32, &Checker::lse_},
     {"dout", &tessera_attention::dout, kBackward, kBackward, 0, Element::kFloating, &Checker::dout_},
@@ -610,6 +671,9 @@ constexpr std::array<Checker::Slot, 23> Checker::kSlots = {{
      &Checker::cache_batch_idx_},
     {"leftpad_k", &tessera_attention::leftpad_k, kDecode, 0, 0, Element::kInt32, &Checker::leftpad_k_},
     {"status", &tessera_attention::status, kDecode, 0, kDecode, Element::kInt32, &Checker::status_},
+    {"q_scale", &tessera_attention::q_scale, kForward, 0, 0, Element::kFloat32, &Checker::q_scale_},
+    {"k_scale", &tessera_attention::k_scale, kForward, 0, 0, Element::kFloat32, &Checker::k_scale_},
+    {"v_scale", &tessera_attention::v_scale, kForward, 0, 0, Element::kFloat32, &Checker::v_scale_},
 }};
 
 Status check_into(tessera_attention_op op, const tessera_attention* args, Look look, CheckedAttention& out) {
@@ -625,6 +689,27 @@ Status check_into(tessera_attention_op op, const tessera_attention* args, Look l
 }
 
 }  // namespace
+
+Result<std::int64_t> longest_sequence(const PackedNames& names, const std::int32_t* cu, std::int64_t batch,
+                                      std::int64_t rows, std::int64_t given_max) {
+  if (cu[0] != 0) return invalid(format("{}[0] is {}; it must be 0", names.cu_seqlens, cu[0]));
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    if (cu[b + 1] < cu[b]) {
+      return invalid(format("{}[{}] is {}, below {}[{}] = {}; it must never fall", names.cu_seqlens, b + 1, cu[b + 1],
+                            names.cu_seqlens, b, cu[b]));
+    }
+    longest = std::max<std::int64_t>(longest, cu[b + 1] - cu[b]);
+  }
+  if (cu[batch] > rows) {
+    return invalid(format("{} ends at {}, past the {} rows of {}", names.cu_seqlens, cu[batch], rows, names.tensor));
+  }
+  if (given_max != 0 && longest > given_max) {
+    return invalid(
+        format("{} is {}, but {} has a sequence of {}", names.max_seqlen, given_max, names.cu_seqlens, longest));
+  }
+  return longest;
+}
 
 Result<CheckedAttention> check(tessera_attention_op op, const tessera_attention* args, Look look) {
   Result<CheckedAttention> checked(std::in_place);

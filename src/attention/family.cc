@@ -8,12 +8,15 @@
 #include "attention/backward_preprocess.h"
 #include "attention/cache_append.h"
 #include "attention/params.h"
+#include "attention/quantize_fp8.h"
+#include "attention/value_transpose.h"
 #include "base/arithmetic.h"
 #include "base/format.h"
 
 // Every kernel of the family; each has a host file of that name. One line adds a kernel.
-#define TESSERA_ATTENTION_KERNELS(each) \
-  each(backward) each(backward_sm90) each(backward_wide_sm90) each(decode) each(forward) each(forward_sm90) each(cpu)
+#define TESSERA_ATTENTION_KERNELS(each)                                                                         \
+  each(backward) each(backward_sm90) each(backward_wide_sm90) each(decode) each(forward) each(forward_fp8_sm90) \
+      each(forward_sm90) each(cpu)
 
 namespace tessera {
 namespace attention {
@@ -32,7 +35,7 @@ const std::vector<attention::Implementation>& AttentionFamily::implementations()
 }
 
 std::string AttentionFamily::describe(const Problem& p) {
-  std::string text = format("{} {} ", name_of(p.op), name_of(p.dtype));
+  std::string text = format("{} {}{} ", name_of(p.op), p.fp8 ? "e4m3 to " : "", name_of(p.dtype));
   if (p.varlen) {
     text += format("{} packed sequences, Sq<={} Sk{}{}", p.batch, p.seq_q,
                    p.op == AttentionOp::kDecode ? "=" : "<=", p.seq_k);
@@ -48,6 +51,9 @@ std::string AttentionFamily::describe(const Problem& p) {
   if (p.alibi) text += " alibi";
   if (by_position) text += p.alignment == Alignment::kTopLeft ? " top-left" : " bottom-right";
   if (p.softcap > 0) text += format(" softcap={}", p.softcap);
+  if (p.q_scale_block > 0) text += format(" q_scale/{}", p.q_scale_block);
+  if (p.k_scale_block > 0) text += format(" k_scale/{}", p.k_scale_block);
+  if (p.v_scale_block > 0) text += format(" v_scale/{}", p.v_scale_block);
   if (p.leftpad) text += " leftpad";
   if (p.seq_new > 0) text += format(" appends {}", p.seq_new);
   if (p.rotary_dim > 0) text += format(" rotary {}{}", p.rotary_dim, p.rotary_interleaved ? " interleaved" : "");
@@ -78,6 +84,10 @@ engine::Fields AttentionFamily::fields(const Problem& p) {
   const auto usual = 1.0f / std::sqrt(static_cast<float>(p.dim_qk));
   add("scale", std::abs(p.scale - usual) > 1e-6f * usual, static_cast<double>(p.scale));
   add("softcap", p.softcap > 0, static_cast<double>(p.softcap));
+  add("fp8", p.fp8, true);
+  add("q_scale_block", p.q_scale_block > 0, p.q_scale_block);
+  add("k_scale_block", p.k_scale_block > 0, p.k_scale_block);
+  add("v_scale_block", p.v_scale_block > 0, p.v_scale_block);
   add("alibi", p.alibi, true);
   add("varlen", p.varlen, true);
   add("total_q", p.varlen, p.total_q);
@@ -112,6 +122,10 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
     if (was != is) text += format("{}{} is {}, not {}", text.empty() ? "" : "; ", what, is, was);
   };
   compare("dtype", std::string(name_of(planned.dtype)), std::string(name_of(given.dtype)));
+  compare("q e4m3", planned.fp8, given.fp8);
+  compare("rows per scale of q", planned.q_scale_block, given.q_scale_block);
+  compare("rows per scale of k", planned.k_scale_block, given.k_scale_block);
+  compare("rows per scale of v", planned.v_scale_block, given.v_scale_block);
   compare("packed by cu_seqlens", planned.varlen, given.varlen);
   compare("batch", planned.batch, given.batch);
   compare("Sq", planned.seq_q, given.seq_q);
@@ -175,16 +189,27 @@ std::int64_t most_keys_seen(const AttentionProblem& p) {
 std::string AttentionFamily::tuning_class(const Problem& p, int multiprocessors) {
   constexpr std::int64_t kRows = 128;
   const std::int64_t tiles = saturating_product(ceil_div(p.seq_q, kRows), p.batch, p.heads_q);
-  return format("{} {} d{}x{}{}{}{}{} q2^{} k2^{} {}", name_of(p.op), name_of(p.dtype), p.dim_qk, p.dim_v,
+  const char* const e4m3 = !p.fp8 ? "" : p.k_scale_block > 0 || p.v_scale_block > 0 ? "e4m3 in blocks to " : "e4m3 to ";
+  return format("{} {}{} d{}x{}{}{}{}{} q2^{} k2^{} {}", name_of(p.op), e4m3, name_of(p.dtype), p.dim_qk, p.dim_v,
                 attention::is_masked(p) ? " masked" : "", attention::has_score_mod(p) ? " score_mod" : "",
                 p.deterministic ? " deterministic" : "",
                 p.heads_q > p.heads_kv ? format(" group {}", p.heads_q / p.heads_kv) : "", bucket(p.seq_q),
                 bucket(most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
 }
 
-// Their head dim is a run-time value, so these few instances are all there are.
-std::vector<jit::KernelInstance> AttentionFamily::shared_steps(const engine::Device&) {
+// The head dim of most is a run-time value, so these few instances are all there are.
+std::vector<jit::KernelInstance> AttentionFamily::shared_steps(const engine::Device& device) {
   std::vector<jit::KernelInstance> list;
+  if (device.compute == 90 && device.specific) {
+    list.push_back(attention::instance_of(attention::kValueTranspose));
+    for (const int dim : {80, 128, 256}) {
+      list.push_back(attention::instance_of(attention::quantize_config(DType::kBFloat16, dim, 128, false, false)));
+    }
+    for (const bool of_whole : {false, true}) {
+      list.push_back(
+          attention::instance_of(attention::quantize_config(DType::kBFloat16, 128, 128, !of_whole, of_whole)));
+    }
+  }
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const int vector : {8, 1}) {
       list.push_back(attention::instance_of(attention::preprocess_config(dtype, vector)));

@@ -133,6 +133,10 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
   };
   if (s.ok()) s = atom_boxes(args.k, extents(args.k, p.dim_qk), rows, config.min_atom, boxes->k);
   if (s.ok()) s = atom_boxes(args.v, extents(args.v, p.dim_v), rows, config.min_atom, boxes->v);
+  if (config.page_box > 0) {
+    if (s.ok()) s = atom_boxes(args.k, extents(args.k, p.dim_qk), 1, config.min_atom, boxes->k_rows);
+    if (s.ok()) s = atom_boxes(args.v, extents(args.v, p.dim_v), 1, config.min_atom, boxes->v_rows);
+  }
   if (!s.ok()) boxes = std::move(s);
   return boxes;
 }
@@ -183,8 +187,8 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   params.together = divisor(forward_columns_together(p, columns, head_bytes, group, q_tiles, multiprocessors));
   params.by_heads = divisor(static_cast<unsigned>(heads));
   params.by_group = divisor(params.group);
-  if (config.cache) {
-    params.cache = kv_cache_of(args);
+  if (config.cache) params.cache = kv_cache_of(args);
+  if (config.cache && config.page_box == 0) {
     params.k_pitch = static_cast<int>(cache_pitch(p, args.k));
     params.v_pitch = static_cast<int>(cache_pitch(p, args.v));
   }
@@ -256,6 +260,8 @@ Status enqueue(const Config& config, AttentionArgs args, const engine::Launch& l
   if (Status s = encode_all(boxes->q, work->params.q); !s.ok()) return s;
   if (Status s = encode_all(boxes->k, work->params.k); !s.ok()) return s;
   if (Status s = encode_all(boxes->v, work->params.v); !s.ok()) return s;
+  if (Status s = encode_all(boxes->k_rows, work->params.k_rows); !s.ok()) return s;
+  if (Status s = encode_all(boxes->v_rows, work->params.v_rows); !s.ok()) return s;
   if (config.dynamic_scheduler) work->params.tile_counter = static_cast<unsigned*>(launch.workspace);
   return cuda::launch(kernel, *work, launch.stream);
 }
@@ -266,9 +272,12 @@ std::optional<std::string> refuses(const AttentionProblem& p, const Device& devi
   if (auto reason = hopper_refuses(p, device)) return reason;
   const bool packed_keys = p.varlen && p.op != AttentionOp::kDecode;
   if (p.seq_k == 0 || (packed_keys && p.total_k == 0)) return "there are no keys to load";
-  // Loads of whole pages (page_box) are correct in every case that is verified, but a pool of 16 MB ended in an illegal
-  // address when it was timed.
-  if (p.paged) return "takes a contiguous cache, not pages";
+  // Key 0 must be the first row of a page, so that boxes lie within pages.
+  if (p.paged && p.leftpad) return "takes left padding of a contiguous cache, not of pages";
+  // A tile that reaches beyond the last key is filled from the sequence's first page.
+  if (p.paged && (p.window_left >= 0 || p.chunk > 0))
+    return "takes pages if the first one is visible: no left window or chunk";
+  if (p.paged && p.page_size % 8 != 0) return format("pages have a multiple of 8 keys, not {}", p.page_size);
   return std::nullopt;
 }
 
@@ -333,6 +342,12 @@ Config with_problem(Config config, const AttentionProblem& p) {
   config.chunked = p.chunk > 0;
   config.cache = p.op == AttentionOp::kDecode;
   config.page_box = p.paged ? static_cast<int>(std::gcd<std::int64_t>(p.page_size, config.block_k)) : 0;
+  // TMA writes single rows to multiples of 128 bytes, so atoms have 64 columns, for which there is room with fewer stages.
+  if (p.paged && config.min_atom < kWidestAtom) {
+    config.min_atom = kWidestAtom;
+    config.stages = config.intra_cta_split ? config.consumers : 2;
+    config.q_stages = 1;
+  }
   return config;
 }
 
@@ -518,6 +533,10 @@ std::vector<AttentionProblem> representatives(const Device& device) {
       cache.alignment = Alignment::kBottomRight;
       cache.chunk = chunk;
       list.push_back(cache);
+      if (chunk > 0) continue;
+      list.push_back(cache);
+      list.back().paged = true;
+      list.back().page_size = 16;
     }
   }
   return list;

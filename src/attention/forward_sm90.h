@@ -12,9 +12,9 @@
 
 namespace tessera::attention {
 
-// Q, K and V as boxes that TMA loads.
+// Q, K and V as boxes that TMA loads; if paged, also single rows of K and V.
 struct ForwardSm90Boxes {
-  AtomBoxes q, k, v;
+  AtomBoxes q, k, v, k_rows, v_rows;
 };
 
 // Pure. The caller still has to make the tensor maps from the boxes. TESSERA_UNSUPPORTED if one grid cannot cover the

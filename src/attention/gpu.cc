@@ -13,6 +13,7 @@ namespace tessera::attention {
 std::optional<std::string> gpu_refuses(const AttentionProblem& p, const Device& device) {
   constexpr std::int64_t kLargestDim = 256;
   if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
+  if (p.fp8) return "takes fp16 and bf16, not e4m3";
   if (p.dtype == DType::kFloat32) return "takes fp16 and bf16, not fp32";
   if (p.dtype == DType::kBFloat16 && device.compute < 80) return "bf16 needs sm_80 or newer";
   for (const std::int64_t dim : {p.dim_qk, p.dim_v}) {

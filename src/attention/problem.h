@@ -26,7 +26,11 @@ enum class Alignment : std::uint8_t {
 
 struct AttentionProblem {
   AttentionOp op = AttentionOp::kForward;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;   // of o if fp8, else of all activations
+  bool fp8 = false;                // forward: q, k and v are e4m3, with scales
+  std::int64_t q_scale_block = 0;  // rows of a sequence that share a scale: 64, 128, or 0 for all
+  std::int64_t k_scale_block = 0;
+  std::int64_t v_scale_block = 0;
 
   std::int64_t batch = 0;  // sequences
   std::int64_t seq_q = 0;  // the longest sequence's, if lengths vary
@@ -89,11 +93,20 @@ struct RowView {
   std::int64_t head_stride = 0;
 };
 
+// float [batch, head, block]; a stride is 0 if all share a scale.
+struct ScaleView {
+  const float* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
 struct AttentionArgs {
   AttentionProblem problem;
   TensorView q, k, v;  // read
   TensorView o;        // written by forward and decode, read by backward
   RowView lse;         // natural log; written by forward and decode (may be null), read by backward
+
+  ScaleView q_scale, k_scale, v_scale;  // if fp8
 
   TensorView d_o;         // backward: read
   RowView d_lse;          // backward: read, null if !with_dlse

@@ -17,6 +17,8 @@ const char* accepted(Element element) {
   switch (element) {
     case Element::kFloating:
       return "fp16, bf16 or fp32";
+    case Element::kFloatingOrE4m3:
+      return "fp16, bf16, fp32 or e4m3";
     case Element::kFloat32:
       return "fp32";
     case Element::kInt32:
@@ -30,6 +32,8 @@ bool accepts(Element element, tessera_dtype dtype) {
   switch (element) {
     case Element::kFloating:
       return fp32 || is(dtype, TESSERA_FLOAT, 16) || is(dtype, TESSERA_BFLOAT, 16);
+    case Element::kFloatingOrE4m3:
+      return accepts(Element::kFloating, dtype) || is_e4m3(dtype);
     case Element::kFloat32:
       return fp32;
     case Element::kInt32:
@@ -58,6 +62,7 @@ std::string describe(tessera_dtype dtype) {
   if (is(dtype, TESSERA_FLOAT, 32)) return "fp32";
   if (is(dtype, TESSERA_FLOAT, 16)) return "fp16";
   if (is(dtype, TESSERA_BFLOAT, 16)) return "bf16";
+  if (is_e4m3(dtype)) return "e4m3";
   const char* kind = dtype.code == TESSERA_INT      ? "int"
                      : dtype.code == TESSERA_UINT   ? "uint"
                      : dtype.code == TESSERA_FLOAT  ? "float"
@@ -83,6 +88,8 @@ DType dtype_of(tessera_dtype dtype) {
   if (dtype.code == TESSERA_BFLOAT) return DType::kBFloat16;
   return dtype.bits == 16 ? DType::kFloat16 : DType::kFloat32;
 }
+
+bool is_e4m3(tessera_dtype dtype) { return is(dtype, TESSERA_FLOAT8_E4M3FN, 8); }
 
 Status check_device(const char* name, tessera_device device) {
   if (device.type != TESSERA_CPU && device.type != TESSERA_CUDA) {

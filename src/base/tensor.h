@@ -14,7 +14,12 @@
 namespace tessera {
 
 enum class Access : std::uint8_t { kRead, kWrite };
-enum class Element : std::uint8_t { kFloating, kFloat32, kInt32 };  // kFloating: fp16, bf16 or fp32
+enum class Element : std::uint8_t {
+  kFloating,        // fp16, bf16 or fp32
+  kFloatingOrE4m3,  // or fp8, e4m3
+  kFloat32,
+  kInt32,
+};
 
 // A tensor that passed: byte_offset is applied to data, and every irrelevant stride (of a dim of size 1 or 0) is zero.
 struct CheckedTensor {
@@ -47,6 +52,7 @@ Status invalid(std::string message);
 
 // Of a tensor that passed as kFloating.
 DType dtype_of(tessera_dtype dtype);
+bool is_e4m3(tessera_dtype dtype);
 
 // The device of the first tensor: one that there can be. Then the others': the same one.
 Status check_device(const char* name, tessera_device device);

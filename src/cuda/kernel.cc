@@ -136,16 +136,6 @@ Result<const Kernel*> load_kernel(int device_index, const jit::KernelInstance& i
   return code.ok() ? load_kernel(device_index, instance, code->target) : code.status();
 }
 
-std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances() {
-  Loaded& loaded = loaded_kernels();
-  const std::lock_guard lock(loaded.mutex);
-  std::vector<std::pair<jit::KernelInstance, jit::Target>> list;
-  for (const auto& [key, kernel] : loaded.kernels) {
-    list.emplace_back(kernel->instance, jit::Target{std::get<3>(key), std::get<4>(key)});
-  }
-  return list;
-}
-
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream) {
   const auto scope = ContextScope::enter(kernel.device);
   if (!scope.ok()) return scope.status();

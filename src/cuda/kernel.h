@@ -32,9 +32,6 @@ Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instanc
 // For the architecture whose code the device runs: its own, unless another was chosen (code_arch.h).
 Result<const Kernel*> load_kernel(int device, const jit::KernelInstance& instance);
 
-// Every instance that this process has loaded, with its target.
-std::vector<std::pair<jit::KernelInstance, jit::Target>> loaded_instances();
-
 struct Grid {
   unsigned x = 0;
   unsigned y = 1;

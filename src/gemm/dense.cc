@@ -140,7 +140,10 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
   const double ctas = static_cast<double>(tiles_of(p, tile)) * choice.splits;
   const double rounds = std::max(ctas / device.multiprocessors, 1.0);
   const double terms = static_cast<double>(p.k) / choice.splits / static_cast<double>(groups_of_terms(p));
-  const double each = static_cast<double>(c.block_m) * c.block_n * terms / per_sm;
+  // Products with few terms spend their time on what the epilogue stores and loads, element by element if not aligned.
+  const int matrices = 1 + (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? 1 : 0);
+  const double per_element = terms / per_sm + matrices * (c.vector == 1 ? 4e-4 : 1e-4) / of_hopper;
+  const double each = static_cast<double>(c.block_m) * c.block_n * per_element;
   return 3.0 + rounds * each + (choice.splits > 1 ? reduce_time(p, choice.splits) : 0.0);
 }
 

@@ -56,7 +56,7 @@ Access access_of(const GemmProblem& p, bool split, bool shifts) {
   if (access.shifted == kShiftedA) access.pad_a = false;
   if (access.shifted == kShiftedB) access.pad_b = false;
   // TMA stores whole chunks of 16 bytes, even if the last one's end is beyond the matrix. Partial sums have room for it.
-  const bool whole_chunks = p.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
+  const bool whole_chunks = p.out_padded || p.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
   access.tma_store = split || (p.out_aligned && p.epilogue_aligned && whole_chunks);
   if (!split) access.staged = staged_of(p);
   return access;
@@ -389,19 +389,22 @@ Status enqueue_main(const Choice& choice, const GemmArgs& args, const GemmView& 
     params.gate = maps[0];
   }
   int none[m_groups];  // whatever TMA stores is aligned
+  const std::int64_t chunk = 16 / static_cast<std::int64_t>(size_of(p.out_dtype));
+  const std::int64_t written_columns = p.out_padded ? ceil_div(p.n, chunk) * chunk : p.n;
   const int out_rows = m_groups > 1 ? config.block_m / m_groups : 64;
   if (config.split) {
     if (Status s = encode_partial(p, partial, choice.splits, out_rows, params.out); !s.ok()) return s;
   } else if (config.tma_store) {
-    const Matrix of_out = matrix(args.out, p.m, p.n, size_of(p.out_dtype), out_layers);
+    const Matrix of_out = matrix(args.out, p.m, written_columns, size_of(p.out_dtype), out_layers);
     if (Status s = encode_groups(of_out, out_rows, params.out, none); !s.ok()) return s;
   }
   if (config.tma_store && config.staged != kStagedNone) {
     const GemmView& view = config.staged == kStagedResidual ? args.residual
                            : config.staged == kStagedSaved  ? args.saved
                                                             : args.preactivation;
+    const std::int64_t columns = config.staged == kStagedPreactivation ? written_columns : p.n;
     const Matrix staged =
-        matrix(view, p.m, p.n, size_of(config.staged == kStagedResidual ? p.out_dtype : p.dtype), out_layers);
+        matrix(view, p.m, columns, size_of(config.staged == kStagedResidual ? p.out_dtype : p.dtype), out_layers);
     if (Status s = encode_groups(staged, out_rows, params.staged, none); !s.ok()) return s;
   }
   params.epilogue = epilogue_params(args);
@@ -579,6 +582,8 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p.out_aligned = p.epilogue_aligned = false;
   p.bias = p.preactivation = true;
   p.activation = kGeluErf;
+  list.push_back(p);
+  p.out_aligned = p.epilogue_aligned = p.out_padded = true;
   list.push_back(p);
   p = representative(device, 36096, 512, 1365);
   p.a_aligned = p.b_aligned = false;

@@ -84,6 +84,7 @@ std::string GemmFamily::describe(const Problem& p) {
   if (p.a_transposed) text += " A^T";
   if (p.b_transposed) text += " B^T";
   text += epilogue_text(p);
+  if (p.out_padded) text += " padded out";
   if (const std::string unaligned = unaligned_text(p); !unaligned.empty()) text += format(" unaligned: {}", unaligned);
   return text;
 }
@@ -105,6 +106,7 @@ engine::Fields GemmFamily::fields(const Problem& p) {
   add("gradient", p.gradient, true);
   add("preactivation", p.preactivation, true);
   add("residual", p.residual, true);
+  add("out_padded", p.out_padded, true);
   add("unaligned", !unaligned_text(p).empty(), unaligned_text(p));
   return fields;
 }
@@ -135,6 +137,7 @@ std::string GemmFamily::difference(const Problem& planned, const Problem& given)
   compare("K", planned.k, given.k);
   compare("groups", planned.groups, given.groups);
   compare("grouping", std::string(grouping_name(planned)), std::string(grouping_name(given)));
+  compare("out padded", planned.out_padded, given.out_padded);
   compare("A transposed", planned.a_transposed, given.a_transposed);
   compare("B transposed", planned.b_transposed, given.b_transposed);
   compare("activation", std::string(activation_name(planned.activation)),

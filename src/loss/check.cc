@@ -1,7 +1,9 @@
 #include "loss/check.h"
 
 #include <array>
+#include <initializer_list>
 #include <optional>
+#include <utility>
 
 #include "base/arguments.h"
 #include "base/format.h"
@@ -26,13 +28,7 @@ constexpr std::array<Slot, 4> kSlots = {{
 }};
 enum : std::size_t { kParams, kTarget, kOut, kDparams };
 
-Status check_known(const tessera_loss& in, Look look, CheckedLoss& out) {
-  LossProblem& p = out.args.problem;
-  for (const Slot& slot : kSlots) {
-    if (slot.needed && in.*slot.given == nullptr) {
-      return invalid(format("{} is null; {} needs it", slot.name, name_of(p.op)));
-    }
-  }
+Status check_options(const tessera_loss& in, LossProblem& p) {
   if (in.flags != 0) return invalid(format("flags is {:#x}; 0 is accepted", in.flags));
   switch (in.reduction) {
     case TESSERA_REDUCTION_NONE:
@@ -46,6 +42,30 @@ Status check_known(const tessera_loss& in, Look look, CheckedLoss& out) {
   static_assert(TESSERA_REDUCTION_MEAN == static_cast<int>(Reduction::kMean) &&
                 TESSERA_REDUCTION_SUM == static_cast<int>(Reduction::kSum));
   p.reduction = static_cast<Reduction>(in.reduction);
+  return {};
+}
+
+// What only another op takes.
+Status check_absent(LossOp op, std::initializer_list<std::pair<const char*, const tessera_tensor*>> tensors) {
+  for (const auto& [name, given] : tensors) {
+    if (given != nullptr) return invalid(format("{} is given; {} does not take it", name, name_of(op)));
+  }
+  return {};
+}
+
+Status check_gmm_nll(const tessera_loss& in, Look look, CheckedLoss& out) {
+  LossProblem& p = out.args.problem;
+  TESSERA_CHECK(check_absent(p.op, {{"hidden", in.hidden},
+                                    {"weight", in.weight},
+                                    {"dout", in.dout},
+                                    {"dhidden", in.dhidden},
+                                    {"dweight", in.dweight}}));
+  for (const Slot& slot : kSlots) {
+    if (slot.needed && in.*slot.given == nullptr) {
+      return invalid(format("{} is null; {} needs it", slot.name, name_of(p.op)));
+    }
+  }
+  TESSERA_CHECK(check_options(in, p));
   p.gradient = in.dparams != nullptr;
   out.device = in.params->device;
   TESSERA_CHECK(check_device("params", out.device));
@@ -91,15 +111,134 @@ Status check_known(const tessera_loss& in, Look look, CheckedLoss& out) {
   return {};
 }
 
-Status check_into(tessera_loss_op op, const tessera_loss* args, Look look, CheckedLoss& out) {
-  if (op != TESSERA_LOSS_GMM_NLL) {
-    return invalid(format("op is {}; TESSERA_LOSS_GMM_NLL is known", static_cast<int>(op)));
+// The tensors of kLinearCrossEntropy. Rows and columns of a matrix: which of the problem's sizes they are.
+struct Matrix {
+  const char* name;
+  const tessera_tensor* tessera_loss::*given;
+  bool needed;
+  Access access;
+  std::int64_t LossProblem::*dims[2];
+  LossView LossArgs::*view;
+  bool LossProblem::*aligned;
+};
+constexpr std::array<Matrix, 4> kMatrices = {{
+    {"hidden",
+     &tessera_loss::hidden,
+     true,
+     Access::kRead,
+     {&LossProblem::rows, &LossProblem::width},
+     &LossArgs::hidden,
+     &LossProblem::hidden_aligned},
+    {"weight",
+     &tessera_loss::weight,
+     true,
+     Access::kRead,
+     {&LossProblem::classes, &LossProblem::width},
+     &LossArgs::weight,
+     &LossProblem::weight_aligned},
+    {"dhidden",
+     &tessera_loss::dhidden,
+     false,
+     Access::kWrite,
+     {&LossProblem::rows, &LossProblem::width},
+     &LossArgs::dhidden,
+     &LossProblem::dhidden_aligned},
+    {"dweight",
+     &tessera_loss::dweight,
+     false,
+     Access::kWrite,
+     {&LossProblem::classes, &LossProblem::width},
+     &LossArgs::dweight,
+     &LossProblem::dweight_aligned},
+}};
+
+bool is_aligned(const CheckedTensor& t) {
+  return t.strides[0] * (t.dtype.bits / 8) % 16 == 0 && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+}
+bool allows_tensor_map(const CheckedTensor& t) {
+  constexpr std::int64_t kEnd = std::int64_t{1} << 36;  // elements of a row; eight rows are below 2^40 bytes
+  return t.shape[0] <= 1 || t.shape[1] == 0 || (t.strides[0] > 0 && t.strides[0] < kEnd);
+}
+
+Status check_linear_cross_entropy(const tessera_loss& in, Look look, CheckedLoss& out) {
+  LossProblem& p = out.args.problem;
+  const auto required = [&](const char* name, const tessera_tensor* given) {
+    return given != nullptr ? Status() : invalid(format("{} is null; {} needs it", name, name_of(p.op)));
+  };
+  TESSERA_CHECK(check_absent(p.op, {{"params", in.params}, {"dparams", in.dparams}}));
+  TESSERA_CHECK(required("hidden", in.hidden));
+  TESSERA_CHECK(required("weight", in.weight));
+  TESSERA_CHECK(required("target", in.target));
+  TESSERA_CHECK(required("out", in.out));
+  TESSERA_CHECK(check_options(in, p));
+  p.dhidden = in.dhidden != nullptr;
+  p.dweight = in.dweight != nullptr;
+  p.weighted = in.dout != nullptr;
+  out.device = in.hidden->device;
+  TESSERA_CHECK(check_device("hidden", out.device));
+
+  bool first = true;
+  for (const Matrix& matrix : kMatrices) {
+    const tessera_tensor* given = in.*matrix.given;
+    if (given == nullptr) continue;
+    TESSERA_CHECK(check_same_device(matrix.name, given->device, "hidden", out.device));
+    CheckedTensor t;
+    TESSERA_CHECK(
+        check_tensor(*given, {matrix.name, Element::kFloating, matrix.access, 2, 2}, look == Look::kEverything, t));
+    if (first) p.dtype = dtype_of(t.dtype);
+    if (dtype_of(t.dtype) != p.dtype) {
+      return invalid(format("{} is {}, but hidden is {}; they must be the same", matrix.name, describe(t.dtype),
+                            name_of(p.dtype)));
+    }
+    // hidden says rows and width, weight says classes.
+    for (int dim = 0; dim < 2; ++dim) {
+      std::int64_t& size = p.*matrix.dims[dim];
+      if (first || (matrix.given == &tessera_loss::weight && dim == 0)) size = t.shape[dim];
+      if (t.shape[dim] != size) {
+        return invalid(format("{} has size {} in dim {}; {} is expected", matrix.name, t.shape[dim], dim, size));
+      }
+    }
+    first = false;
+    out.args.*matrix.view = {t.data, t.strides[0], 0};
+    if (out.device.type != TESSERA_CUDA) continue;
+    p.*matrix.aligned = is_aligned(t);
+    p.tensor_maps &= allows_tensor_map(t);
   }
+  if (p.classes == 0) return invalid("weight has no rows; 1 class and more is accepted");
+
+  const auto vector = [&](const char* name, const tessera_tensor* given, Element element, Access access,
+                          std::int64_t size, LossView& view) -> Status {
+    TESSERA_CHECK(check_same_device(name, given->device, "hidden", out.device));
+    CheckedTensor t;
+    TESSERA_CHECK(check_tensor(*given, {name, element, access, 1, 1}, look == Look::kEverything, t));
+    if (t.shape[0] != size) {
+      return invalid(format("{} has size {} in dim 0; {} is expected", name, t.shape[0], size));
+    }
+    view = {t.data, std::int64_t{t.shape[0] > 1}, 0};
+    return {};
+  };
+  TESSERA_CHECK(vector("target", in.target, Element::kInt32, Access::kRead, p.rows, out.args.target));
+  if (p.weighted) TESSERA_CHECK(vector("dout", in.dout, Element::kFloat32, Access::kRead, p.rows, out.args.dout));
+  const std::int64_t results = p.reduction == Reduction::kNone ? p.rows : 1;
+  return vector("out", in.out, Element::kFloat32, Access::kWrite, results, out.args.out);
+}
+
+Status check_known(tessera_loss_op op, const tessera_loss& in, Look look, CheckedLoss& out) {
+  out.args.problem.op = static_cast<LossOp>(op);
+  return op == TESSERA_LOSS_GMM_NLL ? check_gmm_nll(in, look, out) : check_linear_cross_entropy(in, look, out);
+}
+
+Status check_into(tessera_loss_op op, const tessera_loss* args, Look look, CheckedLoss& out) {
+  if (op != TESSERA_LOSS_GMM_NLL && op != TESSERA_LOSS_LINEAR_CROSS_ENTROPY) {
+    return invalid(
+        format("op is {}; TESSERA_LOSS_GMM_NLL and TESSERA_LOSS_LINEAR_CROSS_ENTROPY are known", static_cast<int>(op)));
+  }
+  static_assert(TESSERA_LOSS_LINEAR_CROSS_ENTROPY == static_cast<int>(LossOp::kLinearCrossEntropy));
   if (args == nullptr) return invalid("args is null");
-  if (args->struct_size == sizeof(tessera_loss)) return check_known(*args, look, out);
+  if (args->struct_size == sizeof(tessera_loss)) return check_known(op, *args, look, out);
   tessera_loss known = TESSERA_LOSS_INIT;
   TESSERA_CHECK(read_arguments(args, sizeof(tessera_loss), "TESSERA_LOSS_INIT", known));
-  return check_known(known, look, out);
+  return check_known(op, known, look, out);
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 
 namespace tessera {
 
-enum class LossOp : std::uint8_t { kGmmNll };
+enum class LossOp : std::uint8_t { kGmmNll, kLinearCrossEntropy };
 enum class Reduction : std::uint8_t { kNone, kMean, kSum };
 
-constexpr const char* name_of(LossOp) { return "loss_gmm_nll"; }
+constexpr const char* name_of(LossOp op) {
+  return op == LossOp::kGmmNll ? "loss_gmm_nll" : "loss_linear_cross_entropy";
+}
 constexpr const char* name_of(Reduction reduction) {
   return reduction == Reduction::kNone ? "none" : reduction == Reduction::kMean ? "mean" : "sum";
 }
@@ -22,9 +24,20 @@ struct LossProblem {
   DType dtype = DType::kFloat32;
   DType target_dtype = DType::kFloat32;  // dtype or fp32
   std::int64_t rows = 0;
-  std::int64_t components = 0;  // K
   Reduction reduction = Reduction::kMean;
-  bool gradient = false;  // dparams is given
+
+  // kGmmNll
+  std::int64_t components = 0;  // K
+  bool gradient = false;        // dparams is given
+
+  // kLinearCrossEntropy
+  std::int64_t width = 0;    // C
+  std::int64_t classes = 0;  // V
+  bool weighted = false;     // dout is given
+  bool dhidden = false, dweight = false;
+  // GPU: rows start at multiples of 16 bytes.
+  bool hidden_aligned = true, weight_aligned = true, dhidden_aligned = true, dweight_aligned = true;
+  bool tensor_maps = true;  // the strides of all matrices are positive and below 2^36 elements
 
   bool operator==(const LossProblem&) const = default;
 };
@@ -41,6 +54,10 @@ struct LossArgs {
   LossView params, target;  // read
   LossView out;             // written
   LossView dparams;         // written; null if not given
+
+  LossView hidden, weight;    // read
+  LossView dout;              // read; null if not given
+  LossView dhidden, dweight;  // written; null if not given
 };
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/arguments.h"
+#include "base/arithmetic.h"
 #include "base/format.h"
 #include "base/tensor.h"
 
@@ -77,7 +78,10 @@ class Checker {
   const char* name() const { return name_of(problem_.op); }
 
   Status check_options() {
-    if (in_.flags != 0) return invalid(format("flags is {:#x}; 0 is accepted", in_.flags));
+    if ((in_.flags & ~static_cast<std::uint32_t>(TESSERA_MLP_HIDDEN_PADDED)) != 0) {
+      return invalid(format("flags is {:#x}; TESSERA_MLP_HIDDEN_PADDED is known", in_.flags));
+    }
+    problem_.hidden_padded = (in_.flags & TESSERA_MLP_HIDDEN_PADDED) != 0;
     switch (in_.activation) {
       case TESSERA_ACTIVATION_NONE:
       case TESSERA_ACTIVATION_RELU:
@@ -137,6 +141,24 @@ class Checker {
       }
     }
     problem_.dtype = dtype_of(checked_[0]->dtype);
+    return problem_.hidden_padded ? check_padding() : Status();
+  }
+
+  // Rows that are written and their padding must not overlap, and chunks of 16 bytes must be aligned.
+  Status check_padding() {
+    for (std::size_t i = 0; i < kSlots.size(); ++i) {
+      const Slot& slot = kSlots[i];
+      const bool written = slot.use == kBoth ? forward() : slot.written;
+      if (!checked_[i] || !written || slot.dims[0] != kRows || slot.dims[1] != kHidden) continue;
+      const CheckedTensor& t = *checked_[i];
+      const std::int64_t bytes = t.dtype.bits / 8, row = ceil_div(saturating_product(t.shape[1], bytes), 16) * 16;
+      const bool apart = t.shape[0] <= 1 || t.shape[1] == 0 || t.strides[0] * bytes >= row;
+      if (is_aligned(t) && apart) continue;
+      return invalid(
+          format("{} has rows that do not start at multiples of 16 bytes; TESSERA_MLP_HIDDEN_PADDED needs them to, "
+                 "with room for {} bytes each",
+                 slot.name, row));
+    }
     return {};
   }
 

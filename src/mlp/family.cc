@@ -75,6 +75,7 @@ std::string MlpFamily::describe(const Problem& p) {
   std::string text = format("{} {} M={} {} -> {} -> {} {}", name_of(p.op), name_of(p.dtype), p.m, p.k, p.hidden, p.n,
                             activation_name(p.activation));
   if (const std::string given = given_text(p); !given.empty()) text += " " + given;
+  if (p.hidden_padded) text += " padded";
   if (const std::string unaligned = unaligned_text(p); !unaligned.empty()) text += format(" unaligned: {}", unaligned);
   return text;
 }
@@ -87,6 +88,7 @@ engine::Fields MlpFamily::fields(const Problem& p) {
                            {"n", p.n},
                            {"activation", std::string(activation_name(p.activation))}};
   if (const std::string given = given_text(p); !given.empty()) fields.push_back({"given", given});
+  if (p.hidden_padded) fields.push_back({"hidden_padded", true});
   if (const std::string unaligned = unaligned_text(p); !unaligned.empty()) fields.push_back({"unaligned", unaligned});
   return fields;
 }
@@ -109,6 +111,7 @@ std::string MlpFamily::difference(const Problem& planned, const Problem& given) 
   compare("K", planned.k, given.k);
   compare("H", planned.hidden, given.hidden);
   compare("N", planned.n, given.n);
+  compare("hidden padded", planned.hidden_padded, given.hidden_padded);
   compare("activation", std::string(activation_name(planned.activation)),
           std::string(activation_name(given.activation)));
   for (const Named& one : kOptional)

@@ -51,7 +51,8 @@ struct MlpProblem {
   std::uint32_t given = 0;  // bits of the caller's tensors
   // GPU: bits of those whose rows start at multiples of 16 bytes.
   std::uint32_t aligned = ~0u;
-  bool tensor_maps = true;  // the strides of all matrices are positive and below 2^36 elements
+  bool hidden_padded = false;  // behind rows between the layers, up to a multiple of 16 bytes, may be overwritten
+  bool tensor_maps = true;     // the strides of all matrices are positive and below 2^36 elements
 
   bool has(MlpTensor t) const { return (given & bit_of(t)) != 0; }
   bool operator==(const MlpProblem&) const = default;

@@ -63,6 +63,7 @@ class OwnedTensor {
 
 constexpr tessera_dtype kFp32{TESSERA_FLOAT, 32, 1};
 constexpr tessera_dtype kFp16{TESSERA_FLOAT, 16, 1};
+constexpr tessera_dtype kE4m3{TESSERA_FLOAT8_E4M3FN, 8, 1};
 constexpr tessera_dtype kBf16{TESSERA_BFLOAT, 16, 1};
 constexpr tessera_dtype kI32{TESSERA_INT, 32, 1};
 

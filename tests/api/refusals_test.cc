@@ -76,6 +76,18 @@ const BadInput kBadInputs[] = {
      "k is int8"},
     {"vector_lanes", square, [](Call& c) { c["q"].view.dtype.lanes = 4; }, "q is float32x4"},
     {"mixed_dtypes", square, [](Call& c) { c["v"].view.dtype = kBf16; }, "v is bf16, but q is fp32"},
+    {"e4m3_without_scales", square,
+     [](Call& c) {
+       for (const char* name : {"q", "k", "v"}) c[name].view.dtype = kE4m3;
+     },
+     "q_scale is null; e4m3 needs it"},
+    {"e4m3_for_one_input", square, [](Call& c) { c["q"].view.dtype = kE4m3; }, "k is fp32, but q is e4m3"},
+    {"e4m3_in_backward", backward_call,
+     [](Call& c) {
+       for (const char* name : {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}) c[name].view.dtype = kE4m3;
+     },
+     "out is e4m3"},
+    {"scales_of_fp32", square, [](Call& c) { c.args.q_scale = &c["lse"].view; }, "q_scale is given, but q is fp32"},
     {"half_lse", square, [](Call& c) { c["lse"].view.dtype = kFp16; }, "lse is fp16"},
     {"misaligned_pointer", square, [](Call& c) { c["q"].view.byte_offset = 2; }, "q starts at address"},
     {"negative_stride", square, [](Call& c) { c["q"].stride(1) = -32; }, "q has stride -32"},
@@ -230,16 +242,9 @@ const BadInput kBadInputs[] = {
      "TESSERA_ROTARY_INTERLEAVED"},
     {"batch_invariant_forward", square, [](Call& c) { c.args.flags = TESSERA_BATCH_INVARIANT; },
      "TESSERA_BATCH_INVARIANT"},
-    {"cache_row_past_the_end", append_call,
-     [](Call& c) {
-       c.set("cache_batch_idx", {3, 0});
-     },
+    {"cache_row_past_the_end", append_call, [](Call& c) { c.set("cache_batch_idx", {3, 0}); },
      "cache_batch_idx[0] is 3"},
-    {"negative_cache_row", append_call,
-     [](Call& c) {
-       c.set("cache_batch_idx", {2, -1});
-     },
-     "cache_batch_idx[1] is -1"},
+    {"negative_cache_row", append_call, [](Call& c) { c.set("cache_batch_idx", {2, -1}); }, "cache_batch_idx[1] is -1"},
     {"cache_rows_of_other_count", append_call, [](Call& c) { c["cache_batch_idx"].shape(0) = 1; },
      "cache_batch_idx has entries = 1"},
     {"cache_rows_and_pages", paged_call, [](Call& c) { c.args.cache_batch_idx = c.args.cache_seqlens; },

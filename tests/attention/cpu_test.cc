@@ -109,8 +109,8 @@ struct Trial {
   }
 };
 
-// Sanitizers make the oracle some fifty times slower and need every path once, not every shape.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Sanitizers make the library much slower and need every path once, not every shape.
+#if defined(TESSERA_SANITIZED)
 constexpr int kEvery = 9;
 #else
 constexpr int kEvery = 1;

@@ -112,7 +112,7 @@ TEST(Gate, an_instance_comes_once_under_a_name_of_its_own) {
     std::map<std::string, std::string> names;  // and the Config
     std::set<std::pair<std::string, std::string>> instances;
     for (const jit::KernelInstance& instance : verify::gate_instances(arch)) {
-      EXPECT_TRUE(instances.emplace(instance.header, instance.config).second) << arch << " " << instance.config;
+      EXPECT_TRUE(instances.emplace(instance.entry, instance.config).second) << arch << " " << instance.config;
       const auto [at, is_new] = names.emplace(instance.name, instance.config);
       EXPECT_TRUE(is_new) << arch << " " << instance.name << "\n" << at->second << "\n" << instance.config;
     }

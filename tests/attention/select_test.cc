@@ -97,14 +97,16 @@ TEST(AttentionSelect, every_head_dim_mask_and_mode_has_tiles_that_fit_every_gpu)
                 const std::string config = text_of(c.offer.config);
                 if (const auto sm90 = main_of<AttentionBackwardSm90Config>(c)) {
                   EXPECT_LE(backward_sm90_layout(*sm90).bytes, gpu.shared_memory_per_block) << config;
-                  EXPECT_TRUE(dim <= 128 && vectors && softcap == 0) << config;
+                  EXPECT_TRUE(dim <= 128 && vectors) << config;
                   EXPECT_EQ(sm90->deterministic, deterministic) << config;
+                  EXPECT_EQ(sm90->score_mod, softcap > 0) << config;
                   continue;
                 }
                 if (const auto wide = main_of<AttentionBackwardWideSm90Config>(c)) {
                   EXPECT_LE(backward_wide_sm90_layout(*wide).bytes, gpu.shared_memory_per_block) << config;
-                  EXPECT_TRUE(dim > 128 && vectors && softcap == 0) << config;
+                  EXPECT_TRUE(dim > 128 && vectors) << config;
                   EXPECT_EQ(wide->deterministic, deterministic) << config;
+                  EXPECT_EQ(wide->score_mod, softcap > 0) << config;
                   continue;
                 }
                 const auto main = main_of<AttentionBackwardConfig>(c);
@@ -287,7 +289,9 @@ TEST(DecodeSelect, many_queries_go_to_the_forward_kernels) {
     EXPECT_EQ(chosen(), best) << gpu.name;
     p.paged = true;
     p.page_size = 16;
-    EXPECT_EQ(chosen(), "attention_forward") << gpu.name;
+    EXPECT_EQ(chosen(), best) << gpu.name;
+    p.page_size = 12;
+    EXPECT_EQ(chosen(), "attention_forward") << "TMA takes pages of a multiple of 8: " << gpu.name;
     p.batch_invariant = true;
     EXPECT_EQ(chosen(), "attention_decode") << gpu.name;
     p.batch_invariant = false;
@@ -295,6 +299,26 @@ TEST(DecodeSelect, many_queries_go_to_the_forward_kernels) {
     p.seq_q = 4;
     p.total_q = 7;
     EXPECT_EQ(chosen(), "attention_forward") << gpu.name;
+  }
+}
+
+TEST(DecodeSelect, a_box_lies_within_a_page) {
+  const Device gpu = *cuda_device("sm_90a");
+  for (const std::int64_t page : {8, 16, 24, 48, 64, 80, 256}) {
+    AttentionProblem p = decode_problem(2, 4800, 128);
+    p.seq_q = 1024;
+    p.paged = true;
+    p.page_size = page;
+    int boxes = 0;
+    for (const Candidate& c : select(p, gpu).candidates) {
+      const auto config = main_of<AttentionForwardSm90Config>(c);
+      if (!config) continue;
+      ++boxes;
+      EXPECT_EQ(page % config->page_box, 0) << text_of(c.offer.config);
+      EXPECT_EQ(config->block_k % config->page_box, 0) << text_of(c.offer.config);
+      EXPECT_EQ(config->page_box % 8, 0) << text_of(c.offer.config);
+    }
+    EXPECT_GT(boxes, 0) << page;
   }
 }
 

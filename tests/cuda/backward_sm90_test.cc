@@ -22,7 +22,7 @@ engine::Selection<AttentionFamily> selected(const AttentionProblem& problem, con
 constexpr std::uintptr_t kAddress = 1 << 30;
 
 AttentionBackwardSm90Config config_for(int dim_qk, int dim_v) {
-  return backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false).front();
+  return backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false, 4096).front();
 }
 
 AttentionArgs args_for(int dim_qk, int dim_v, bool packed) {
@@ -55,18 +55,25 @@ TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
   int tiles = 0;
   for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
-      const auto configs = backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false);
+      auto configs = backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false, 4096);
+      for (const AttentionBackwardSm90Config& few :
+           backward_sm90_configs(DType::kBFloat16, dim_qk, dim_v, true, false, 64)) {
+        EXPECT_EQ(few.writes_dq, dim_qk <= 88) << dim_qk;
+        configs.push_back(few);
+      }
       ASSERT_EQ(configs.empty(), dim_qk > 128 || dim_v > 128) << dim_qk << ", " << dim_v;
       for (const AttentionBackwardSm90Config& config : configs) {
         ++tiles;
-        ASSERT_LE(backward_sm90_layout(config).bytes, limits_of(90).shared_memory_per_block);
+        ASSERT_LE(config.ctas_per_sm * (backward_sm90_layout(config).bytes + 1024),
+                  limits_of(90).shared_memory_per_block + 1024);
         const int consumer = consumer_registers(config);
         const int producer = producer_registers(config);
         for (const int registers : {consumer, producer, config.dq_registers}) {
           ASSERT_EQ(registers % 8, 0);  // setmaxnreg's grain and least
           ASSERT_GE(registers, 24);
         }
-        ASSERT_LE(kWarpgroup * (producer + config.dq_registers + config.consumers * consumer), 65536);
+        ASSERT_LE(config.ctas_per_sm * kWarpgroup * (producer + config.dq_registers + config.consumers * consumer),
+                  65536);
         ASSERT_GE(consumer, (dim_qk + dim_v) / 2 + 48 + 30);
         if (config.accumulators == 2) {
           ASSERT_GE(config.stages, 3);
@@ -74,7 +81,7 @@ TEST(BackwardSm90, default_tiles_fit_shared_memory_and_the_register_file) {
       }
     }
   }
-  EXPECT_EQ(tiles, 16 * 16);
+  EXPECT_EQ(tiles, 2 * 16 * 16);
 }
 
 TEST(BackwardSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_to_their_swizzle) {
@@ -245,6 +252,28 @@ TEST(BackwardSm90, parts_of_a_group_cover_its_query_heads_once) {
   }
 }
 
+TEST(BackwardSm90, few_keys_need_neither_sums_nor_an_order_of_adding) {
+  AttentionProblem problem = args_for(64, 64, false).problem;
+  problem.batch = 2;
+  problem.seq_q = 1000;
+  const std::int64_t row_values = 2 * problem.heads_q * 1000 * 4;  // of delta, and of LSE
+  for (const bool deterministic : {false, true}) {
+    problem.deterministic = deterministic;
+    for (const std::int64_t keys : {1, 64, 65, 128, 129}) {
+      problem.seq_k = keys;
+      const auto config = backward_sm90_configs(DType::kBFloat16, 64, 64, false, deterministic, keys).front();
+      EXPECT_EQ(block_k_of(config), keys <= 64 ? 64 : 128) << keys;
+      EXPECT_EQ(config.writes_dq, keys <= 128) << keys;
+      EXPECT_EQ(config.deterministic, deterministic && keys > 128) << keys;
+      const auto bytes = backward_sm90_workspace(problem, config);
+      ASSERT_TRUE(bytes.ok());
+      const auto sums = static_cast<std::int64_t>(*bytes) - 2 * row_values;
+      EXPECT_EQ(sums >= 2 * problem.heads_q * 1000 * 64 * 4, keys > 128) << keys << ": " << sums;
+      EXPECT_GE(sums, 0);
+    }
+  }
+}
+
 TEST(BackwardSm90, groups_are_divided_if_that_fills_the_gpu_better) {
   const Device hopper = *cuda_device("sm_90a");
   const auto splits = [&](std::int64_t batch, std::int64_t seq, std::int64_t heads_q, std::int64_t heads_kv,
@@ -284,8 +313,8 @@ TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v)
     EXPECT_EQ(config.ping_pong, want.ping_pong) << want.dim;
     EXPECT_EQ(config.keeps_p, want.accumulators == 1) << want.dim;
   }
-  EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, false, false).front().keeps_p);
-  EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, true, true).front().keeps_p);
+  EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, false, false, 4096).front().keeps_p);
+  EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, true, true, 4096).front().keeps_p);
 }
 
 // A turn that no CTA takes, or that two take, would make the others wait for ever.
@@ -360,11 +389,7 @@ TEST(BackwardSm90, says_why_it_does_not_serve_and_another_kernel_does) {
     void (*apply)(AttentionProblem&);
     const char* why;
   };
-  const Change changes[] = {{[](AttentionProblem& p) { p.softcap = 30; }, "softcap"},
-                            {[](AttentionProblem& p) { p.alibi = true; }, "ALiBi"},
-                            {[](AttentionProblem& p) { p.scale = 0; }, "scale"},
-                            {[](AttentionProblem& p) { p.scale = -1; }, "scale"},
-                            {[](AttentionProblem& p) { p.tensor_maps = false; }, "multiples of 16 bytes"},
+  const Change changes[] = {{[](AttentionProblem& p) { p.tensor_maps = false; }, "multiples of 16 bytes"},
                             {[](AttentionProblem& p) { p.vectors = false; }, "multiples of 16 bytes"},
                             {[](AttentionProblem& p) { p.dim_qk = 136; }, "head dims up to 128"},
                             {[](AttentionProblem& p) { p.dim_v = 192; }, "head dims up to 128"},

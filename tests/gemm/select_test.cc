@@ -56,6 +56,16 @@ TEST(Choice, explain_says_how_unaligned_rows_are_loaded) {
   EXPECT_NE(gradient.why.find("parts"), std::string::npos) << gradient.why;
 }
 
+// Few terms: the time is that of the epilogue's elements, which the portable kernel moves one by one if b is not aligned.
+TEST(Choice, products_with_few_terms_are_judged_by_what_they_store) {
+  GemmProblem p = product_of(32000, 13650, 32);
+  p.b_transposed = p.gradient = true;
+  p.activation = kSilu;
+  p.b_aligned = false;
+  EXPECT_EQ(explain(p, gpu("sm_90a")).options.front().kernel, "gemm_dense_sm90");
+  EXPECT_GT(explain(p, gpu("sm_80")).options.front().microseconds, 1000.0);
+}
+
 TEST(Choice, every_offer_has_a_recipe_with_the_workspace_that_it_names) {
   for (const char* arch : {"sm_75", "sm_80", "sm_90a"}) {
     const engine::Device device = gpu(arch);
@@ -152,7 +162,7 @@ TEST(Gate, compiles_few_instances_of_this_family) {
   for (const char* arch : {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"}) {
     all += engine::gate_instances<GemmFamily>(gpu(arch)).size();
   }
-  EXPECT_LE(all, 72U);
+  EXPECT_LE(all, 75U);
 }
 
 }  // namespace

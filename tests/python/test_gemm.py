@@ -269,3 +269,46 @@ def test_opcheck_of_mlp(gated):
     given = {name: t.requires_grad_() for name, t in mlp_tensors(gated, True).items()}
     names = ("x", "up", "down", "gate", "up_bias", "gate_bias", "down_bias", "residual")
     torch.library.opcheck(torch.ops.tessera.mlp, (*(given.get(name) for name in names), 2, True))
+
+
+@pytest.mark.parametrize("biased", (False, True))
+def test_groups_with_one_input_are_one_mlp(biased):
+    shapes = ((2, 5, 10), (3, 13, 10), (3, 2, 13), (3, 13), (3, 2))
+    given = [torch.randn(shape).requires_grad_() for shape in shapes[: 5 if biased else 3]]
+    x, up, down, *biases = given
+    up_bias, down_bias = biases or (None, None)
+    out = tessera._mlp.mlp_of_groups(x, up, down, "silu", up_bias, down_bias)
+    want = tessera.grouped_mlp(x[:, :, None], up, down, up_bias=up_bias, down_bias=down_bias)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    dout = torch.randn(want.shape)
+    for mine, theirs in zip(torch.autograd.grad(out, given, dout), torch.autograd.grad(want, given, dout)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", (False, True))
+@pytest.mark.parametrize("hidden", (13, 16))
+def test_grouped_mlp_and_its_gradients_are_those_of_pytorch(shared, hidden):
+    generator = torch.Generator().manual_seed(3)
+    groups, k, n = 3, 10, 2
+    shapes = ((2, 5, 1 if shared else groups, k), (groups, hidden, k), (groups, n, hidden), (groups, hidden), (groups, n))
+    given = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    x, up, down, up_bias, down_bias = given
+    out = tessera.grouped_mlp(x, up, down, up_bias=up_bias, down_bias=down_bias)
+    inner = torch.nn.functional.silu(torch.einsum("abgk,ghk->abgh", x.expand(2, 5, groups, k), up) + up_bias)
+    want = torch.einsum("abgh,gnh->abgn", inner, down) + down_bias
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    dout = torch.randn(want.shape, generator=generator)
+    for mine, theirs in zip(torch.autograd.grad(out, given, dout), torch.autograd.grad(want, given, dout)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():  # nothing is saved
+        torch.testing.assert_close(tessera.grouped_mlp(x, up, down, up_bias=up_bias, down_bias=down_bias), want)
+    with pytest.raises(tessera.Error, match="up has 2 dims"):
+        tessera.grouped_mlp(x, up[0], down)
+    for wrong, biases, said in (
+        (down[1:], {}, "down has size 2 in dim 0; 3 is expected"),
+        (down[:, :, 1:], {}, f"down has size {hidden - 1} in dim 2; {hidden} is expected"),
+        (down, {"up_bias": up_bias[1:]}, rf"up_bias is \[2, {hidden}\]; \[3, {hidden}\] is expected"),
+        (down, {"down_bias": down_bias.flatten()}, r"down_bias is \[6\]; \[3, 2\] is expected"),
+    ):
+        with pytest.raises(tessera.Error, match=said):
+            tessera.grouped_mlp(x, up, wrong, **biases)

@@ -70,9 +70,10 @@ def test_rows_keep_their_family_fields_and_tags(tmp_path):
     (out / "peers.json").write_text(json.dumps({"environment": {"library": "/home/x"}, "rows": [row]}))
     (out / "bench.json").write_text(json.dumps({"date": "2026-01-02", "cases": [case]}))
     (out / "evidence.json").write_text(json.dumps({"date": "2026-01-02", "cases": [case]}))
+    (out / "training.json").write_text(json.dumps({"suite": "np", "cases": [case]}))
     collect_results.collect(out, results)
     assert json.loads((results / "peers.json").read_text()) == {"environment": {}, "rows": [row]}
-    for name in ("bench", "evidence"):
+    for name in ("bench", "evidence", "training"):
         assert json.loads((results / f"{name}.json").read_text())["cases"] == [case]
 
 

@@ -494,3 +494,63 @@ def test_training_on_a_gpu_matches_sdpa(kind):
     assert abs(ours - plain) <= 2 * abs(theirs - plain) + 1e-2
     distance = lambda a, b: ((a - b).norm() / b.norm()).item()  # noqa: E731
     assert distance(our_grads, plain_grads) <= 2 * distance(their_grads, plain_grads) + 1e-2
+
+
+MIXTURES = {
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            **SMALL, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
+        )
+    ),
+    "qwen2_moe": lambda: transformers.Qwen2MoeForCausalLM(
+        transformers.Qwen2MoeConfig(
+            **SMALL, num_attention_heads=4, num_key_value_heads=2, num_experts=6, num_experts_per_tok=3,
+            moe_intermediate_size=40, shared_expert_intermediate_size=48,
+        )
+    ),  # fmt: skip
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_give_the_same_logits_and_gradients(name):
+    torch.manual_seed(1)
+    model = MIXTURES[name]().eval()
+    ids = torch.randint(0, 101, (2, 13))
+
+    def run(implementation):
+        model.set_experts_implementation(implementation)
+        model.zero_grad()
+        result = model(ids, labels=ids)
+        result.loss.backward()
+        return result.logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    logits, gradients = run("tessera")
+    want, wanted = run("eager")
+    torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-5)
+    assert gradients.keys() == wanted.keys() and any("gate_up_proj" in n for n in wanted)
+    for n, gradient in gradients.items():
+        torch.testing.assert_close(gradient, wanted[n], rtol=1e-3, atol=1e-6, msg=lambda text: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("approximate", ("none", "tanh"))
+def test_the_gelu_of_experts_is_the_one_that_the_module_names(approximate):
+    torch.manual_seed(1)
+    model = MIXTURES["mixtral"]().eval()
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj"):
+            module.act_fn = torch.nn.GELU(approximate=approximate)
+            module.gate_up_proj.data *= 50  # the two differ most near 2
+    ids = torch.randint(0, 101, (2, 13))
+    results = []
+    for implementation in ("tessera", "eager"):
+        model.set_experts_implementation(implementation)
+        with torch.no_grad():
+            results.append(model(ids).logits)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_that_are_not_supported_are_refused():
+    model = MODELS["gpt_oss"]()
+    model.set_experts_implementation("tessera")
+    with pytest.raises(tessera.Error, match="GptOssExperts has biases"):
+        model(torch.zeros(1, 4, dtype=torch.long))

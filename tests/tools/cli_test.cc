@@ -165,7 +165,8 @@ TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {
   EXPECT_EQ(answer.code, 0) << answer.text;
   EXPECT_TRUE(holds(answer.text,
                     "attention_forward, attention_backward, attention_decode, gemm_dense, gemm_grouped, mlp_forward, "
-                    "mlp_backward, norm_forward, norm_backward, norm_rotary, loss_gmm_nll run on the CPU"));
+                    "mlp_backward, moe_forward, moe_backward, norm_forward, norm_backward, norm_rotary, loss_gmm_nll, "
+                    "loss_linear_cross_entropy run on the CPU"));
   EXPECT_FALSE(holds(answer.text, "\033")) << "colour where stdout is no terminal";
   const Json found = json("doctor.json");
   ASSERT_TRUE(found.is_object());
@@ -279,6 +280,29 @@ TEST_F(Cli, runs_at_the_same_time_may_share_a_record) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(json("record.json")["kernels"].size(), kernels.size());
+}
+
+TEST_F(Cli, verify_resumes_what_passed_with_the_same_code) {
+  const std::string command =
+      "verify --device cuda --filter fwd/fp16/b1_sq65_sk65 --resume " + file("v.json") + " --json " + file("v.json");
+  EXPECT_EQ(run(command, kFakeGpu).code, 1) << "the stand-in computes nothing";
+  Json found = json("v.json");
+  const std::size_t cases = found["cases"].size();
+  ASSERT_GT(cases, 1U);
+  for (Json& c : found["cases"]) c["outcome"] = "passed";
+  std::ofstream(file("v.json")) << found;
+  const Answer all = run(command, kFakeGpu);
+  EXPECT_EQ(all.code, 0) << all.text;
+  EXPECT_TRUE(holds(all.text, format("{} of them passed in an earlier run", cases))) << all.text;
+  EXPECT_EQ(json("v.json")["cases"], found["cases"]);
+
+  found["cases"][0]["code"] = "of other code";
+  std::ofstream(file("v.json")) << found;
+  const Answer changed = run(command, kFakeGpu);
+  EXPECT_EQ(changed.code, 1) << changed.text;
+  EXPECT_EQ(json("v.json")["failed"], 1);
+  EXPECT_EQ(json("v.json")["cases"][0]["outcome"], "failed");
+  EXPECT_EQ(json("v.json")["passed"], cases - 1);
 }
 
 TEST_F(Cli, kernels_from_a_folder_are_named_and_never_recorded_as_verified) {

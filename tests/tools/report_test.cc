@@ -91,6 +91,26 @@ TEST_F(Cli, report_shows_decode_beside_peers_with_losses_and_says_which_op_ran) 
   EXPECT_TRUE(holds(text, "Tessera through the forward")) << text;
 }
 
+TEST_F(Cli, report_shows_training_steps_and_the_rows_that_did_not_run) {
+  std::filesystem::create_directories(file("results/gpu"));
+  const Json fields{{"shape", "small"}, {"tokens_per_s", 2000000}, {"speedup", 3.5}};
+  Json steps{{"environment", {{"date", "2026-01-02"}, {"gpu", "a GPU"}}}};
+  steps["cases"] = {
+      {{"family", "transformer_np"}, {"op", "step"}, {"name", "small/all"}, {"fields", fields}, {"median_s", 0.0175}},
+      {{"family", "transformer_np"},
+       {"op", "step"},
+       {"name", "small/compiled"},
+       {"fields", {{"shape", "small"}}},
+       {"refused", "it does not compile"}}};
+  std::ofstream(file("results/gpu/training.json")) << steps;
+  ASSERT_EQ(run("report --results " + file("results") + " --output " + file("report.html")).code, 0);
+  const std::string page = text_of("report.html");
+  const std::string part = page.substr(std::min(page.size(), page.find("Training steps")));
+  EXPECT_TRUE(holds(part, "<td>small/all</td><td>17.50</td><td>small</td><td>3.5</td><td>2000000</td>")) << part;
+  EXPECT_TRUE(holds(part, "<td>small/compiled</td>")) << part;
+  EXPECT_TRUE(holds(part, "it does not compile")) << part;
+}
+
 TEST_F(Cli, report_reads_results_of_the_older_form_alike) {
   Json peers = peers_of_one_cell(1e-3, 2e-3);
   for (const char* tag : {"small", "decode"}) {

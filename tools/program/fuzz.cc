@@ -119,7 +119,8 @@ void work(const Options& o, verify::Device& device, Tally& tally, Clock::time_po
 }
 
 int run(const Options& o) {
-  const int workers = o.threads > 0 ? o.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int workers = std::min(o.threads > 0 ? o.threads : cores, std::max(1, o.problems));
   std::vector<std::unique_ptr<verify::Device>> devices;
   for (int n = 0; n < workers; ++n) {
     Result<std::unique_ptr<verify::Device>> opened = verify::open_device(o.device, o.arch_code);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,8 @@
 
 #include "cuda/kernel.h"
 #include "engine/json.h"
+#include "jit/hash.h"
+#include "jit/sources.h"
 #include "program/commands.h"
 #include "program/console.h"
 #include "program/sources.h"
@@ -40,8 +43,8 @@ struct Options {
   std::string record;
   std::uint64_t seed = 1;
   int repeat = 1;
-  double seconds = 0;  // 0: no limit
-  bool skip_recorded = false;
+  double seconds = 0;               // 0: no limit
+  std::vector<std::string> resume;  // files of earlier runs
   bool progress = false;
   bool verbose = false;
 };
@@ -53,14 +56,16 @@ using Kernels = std::vector<jit::KernelInstance>;
 // The cases with the code of one architecture.
 struct Run {
   std::string arch_code;
-  Devices devices;                 // one per worker
-  std::vector<Kernels> kernels;    // of each case
-  std::set<std::string> recorded;  // kernels that need no run
-  std::vector<bool> wanted;        // by case
-  std::vector<bool> late;          // by case: wanted, and not run because the time was over
+  Devices devices;  // one per worker
+  // By case:
+  std::vector<Kernels> kernels;
+  std::vector<std::string> codes;  // the hash of its kernels, as they are now; empty on a CPU
+  std::vector<Json> earlier;       // its entry in the file to go on from, if it passed with the same code; else null
+  std::vector<bool> late;          // not run because the time was over
   std::vector<Report> reports;
 
   std::string arch() const { return devices.front()->as_selected().name; }
+  bool wants(std::size_t n) const { return earlier[n].is_null(); }
 };
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -69,6 +74,34 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 Style style_of(Outcome outcome) {
   return outcome == Outcome::kFailed ? Style::kBad : outcome == Outcome::kRefused ? Style::kWarn : Style::kGood;
+}
+
+std::string code_of(const Kernels& kernels) {
+  std::string text;
+  for (const jit::KernelInstance& kernel : kernels) text += jit::program_text(kernel) + jit::code_hash(kernel.header);
+  return text.empty() ? "" : jit::hash_of(text).hex();
+}
+
+// The cases that passed in earlier runs of the same kind, by name.
+std::map<std::string, Json> earlier_passes(const Options& o, const std::string& arch_code, const std::string& device) {
+  std::map<std::string, Json> passes;
+  for (const std::string& file : o.resume) {
+    std::ifstream in(file);
+    Json runs = Json::parse(in, nullptr, false);
+    if (runs.is_object()) runs = Json::array({runs});
+    if (!runs.is_array()) continue;
+    for (const Json& run : runs) {
+      if (run.value("suite", "") != o.suite || run.value("arch_code", "") != arch_code ||
+          run.value("device", "") != device || run.value("seed", o.seed) != o.seed ||
+          run.value("repeat", o.repeat) != o.repeat) {
+        continue;
+      }
+      for (const Json& c : run.value("cases", Json::array())) {
+        if (c.value("outcome", "") == name_of(Outcome::kPassed)) passes.insert_or_assign(c.value("name", ""), c);
+      }
+    }
+  }
+  return passes;
 }
 
 Result<Run> open_run(const Options& o, const std::string& arch_code, const Cases& list, int workers) {
@@ -80,15 +113,18 @@ Result<Run> open_run(const Options& o, const std::string& arch_code, const Cases
     run.devices.push_back(std::move(*device));
   }
   const engine::Device device = run.devices.front()->as_selected();
-  if (o.skip_recorded) run.recorded = results::recorded(o.record, device.name);
+  const std::map<std::string, Json> passes =
+      earlier_passes(o, verify::arch_code_in_force(arch_code), run.devices.front()->name());
   for (const auto& c : list) {
     const engine::Explanation explanation = c->explain(device);
     run.kernels.push_back(explanation.options.empty()
                               ? Kernels()
                               : c->kernels_of({explanation.options[0].kernel, explanation.options[0].config}, device));
-    const Kernels& kernels = run.kernels.back();
-    const auto is_recorded = [&](const auto& kernel) { return run.recorded.count(kernel.header) > 0; };
-    run.wanted.push_back(kernels.empty() || !std::all_of(kernels.begin(), kernels.end(), is_recorded));
+    run.codes.push_back(code_of(run.kernels.back()));
+    const auto pass = passes.find(c->name);
+    const bool same =
+        pass != passes.end() && !run.codes.back().empty() && pass->second.value("code", "") == run.codes.back();
+    run.earlier.push_back(same ? pass->second : Json());
   }
   run.late.resize(list.size());
   run.reports.resize(list.size());
@@ -103,7 +139,7 @@ void load_kernels(const Options& o, const std::vector<Run>& runs, std::size_t pa
   for (const Run& run : runs) {
     if (run.devices.front()->is_cpu()) continue;
     for (std::size_t n = 0; n < run.kernels.size(); ++n) {
-      if (!run.wanted[n]) continue;
+      if (!run.wants(n)) continue;
       for (const jit::KernelInstance& kernel : run.kernels[n]) {
         if (!known.emplace(run.arch(), jit::program_text(kernel)).second) continue;
         if (known.size() % parts == part) all.emplace_back(&run, &kernel);
@@ -184,7 +220,7 @@ void check_all(const Options& o, const Cases& list, std::vector<Run>& runs, bool
       std::vector<Run*> wanted;
       std::vector<verify::Device*> devices;
       for (Run& run : runs) {
-        if (!run.wanted[n]) continue;
+        if (!run.wants(n)) continue;
         if (o.seconds > 0 && seconds_since(begin) > o.seconds) {
           const std::lock_guard lock(terminal);  // neighbours in a vector<bool> share a word
           run.late[n] = true;
@@ -210,19 +246,33 @@ struct Summary {
   double worst = 0;
   std::string worst_case;
   int differing = 0;
+  int earlier = 0;  // passed in the run that this one went on from
   Json cases = Json::array();
 };
 
 Summary summary_of(const Options& o, const Cases& list, const Run& run) {
   Summary s;
   for (std::size_t n = 0; n < list.size(); ++n) {
-    if (!run.wanted[n] || run.late[n]) continue;
+    if (run.late[n]) continue;
+    const auto judge = [&](double ratio, const std::string& tensor) {
+      if (ratio < s.worst) return;
+      s.worst = ratio;
+      s.worst_case = fmt::format("{} of {}", tensor, list[n]->name);
+    };
+    if (!run.wants(n)) {
+      ++s.count[Outcome::kPassed];
+      ++s.earlier;
+      s.differing += run.earlier[n].value("runs_differ", false) ? 1 : 0;
+      judge(run.earlier[n].value("error_over_allowed", 0.0), run.earlier[n].value("worst_tensor", ""));
+      s.cases.push_back(run.earlier[n]);
+      continue;
+    }
     const Report& r = run.reports[n];
     ++s.count[r.outcome];
-    if (r.outcome == Outcome::kRefused) ++s.refusals[r.detail];
-    if (r.outcome != Outcome::kRefused && r.worst_ratio >= s.worst) {
-      s.worst = r.worst_ratio;
-      s.worst_case = fmt::format("{} of {}", r.worst_tensor, list[n]->name);
+    if (r.outcome == Outcome::kRefused) {
+      ++s.refusals[r.detail];
+    } else {
+      judge(r.worst_ratio, r.worst_tensor);
     }
     s.differing += r.runs_differ ? 1 : 0;
     Json entry{{"name", list[n]->name},
@@ -233,8 +283,10 @@ Summary summary_of(const Options& o, const Cases& list, const Run& run) {
     if (!r.detail.empty()) entry["detail"] = r.detail;
     if (r.outcome != Outcome::kRefused) {
       entry["error_over_allowed"] = r.worst_ratio;
+      entry["worst_tensor"] = r.worst_tensor;
       entry["kernel"] = r.kernel;
       entry["workspace"] = r.workspace;
+      if (!run.codes[n].empty()) entry["code"] = run.codes[n];
       if (o.repeat > 1) entry["runs_differ"] = r.runs_differ;
     }
     s.cases.push_back(std::move(entry));
@@ -251,24 +303,21 @@ void print(const Options& o, const std::string& device, Summary& s, double secon
              paint(bad == 0 ? Style::kGood : Style::kDim, fmt::format("{} passed", s.count[Outcome::kPassed])),
              paint(bad > 0 ? Style::kBad : Style::kDim, fmt::format("{} failed", bad)), s.count[Outcome::kRefused],
              seconds_text(seconds));
+  if (s.earlier > 0) fmt::print("{} of them passed in an earlier run, with the same kernels\n", s.earlier);
   if (!s.worst_case.empty()) fmt::print("worst error: {:.2f} of what is allowed, {}\n", s.worst, s.worst_case);
   if (o.repeat > 1) {
     fmt::print("each case {} times: {} gave results that are not bitwise equal\n", o.repeat, s.differing);
   }
 }
 
-// The kernels whose cases have all run and passed, into the record.
+// The kernels whose cases have all passed, into the record.
 Status record(const Options& o, const Run& run, int passed) {
-  std::set<std::string> headers;
-  std::set<std::string> open;
+  std::set<std::string> headers, open;
   for (std::size_t n = 0; n < run.kernels.size(); ++n) {
-    if (!run.wanted[n] || (!run.late[n] && run.reports[n].outcome == Outcome::kPassed)) continue;
-    for (const jit::KernelInstance& kernel : run.kernels[n]) open.insert(kernel.header);
+    const bool pass = !run.wants(n) || (!run.late[n] && run.reports[n].outcome == Outcome::kPassed);
+    for (const jit::KernelInstance& kernel : run.kernels[n]) (pass ? headers : open).insert(kernel.header);
   }
-  for (const auto& [instance, target] : cuda::loaded_instances()) {
-    if (target.arch != run.arch() || run.recorded.count(instance.header) + open.count(instance.header) > 0) continue;
-    headers.insert(instance.header);
-  }
+  std::erase_if(headers, [&](const std::string& header) { return open.count(header) > 0; });
   const Result<cuda::DeviceInfo> info = cuda::device(run.devices.front()->cuda_index());
   if (!info.ok()) return info.status();
   return results::record_verified(o.record, {headers.begin(), headers.end()},
@@ -277,10 +326,6 @@ Status record(const Options& o, const Run& run, int passed) {
 
 // Prints what a run found, adds it to `json` and to the record.
 int report(const Options& o, const Cases& list, const Run& run, double seconds, Json& json) {
-  if (o.skip_recorded && std::none_of(run.wanted.begin(), run.wanted.end(), [](bool wanted) { return wanted; })) {
-    fmt::print("{}: the record has every kernel of {}\n", run.devices.front()->name(), o.suite);
-    return kSuccess;
-  }
   Summary s = summary_of(o, list, run);
   const std::string device = run.devices.front()->name();
   print(o, device, s, seconds);
@@ -366,13 +411,12 @@ Command add_verify(CLI::App& parent) {
   app->add_option("--json", o->json, "Write every case's outcome to this file")->type_name("FILE");
   app->add_option("--record", o->record, "Record in this file which kernels passed all of their cases; GPU, suite full")
       ->type_name("FILE");
-  app->add_option("--seconds", o->seconds,
-                  "Start no case after this time; with --record and --skip-recorded, the next run goes on. Exit code 1")
+  app->add_option("--seconds", o->seconds, "Start no case after this time; --resume goes on later. Exit code 1")
       ->type_name("S")
       ->check(quiet(CLI::NonNegativeNumber));
-  app->add_flag("--skip-recorded", o->skip_recorded,
-                "Leave out cases whose kernels, as they are now, are in the record already")
-      ->needs("--record");
+  app->add_option("--resume", o->resume,
+                  "Go on from files that --json wrote on such a device: keep what passed there with the same kernels")
+      ->type_name("FILE");
   app->add_flag("--verbose", o->verbose, "A line for every case");
   app->add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
   app->footer(

@@ -227,4 +227,23 @@ std::string plain_sections(const Comparison* c, const std::vector<TimingRow>& be
   return out;
 }
 
+std::string training_section(const History& history, const std::string& gpu) {
+  const std::vector<RunRow> runs = history.runs("training", gpu);
+  if (runs.empty()) return {};
+  const std::vector<TimingRow> rows = history.timings(runs.front().id);
+  const std::vector<std::string> fields = field_names(rows);
+  std::vector<std::string> head{"row", "ms"};
+  head.insert(head.end(), fields.begin(), fields.end());
+  HtmlTable table(head);
+  for (const TimingRow& r : rows) {
+    std::vector<std::string> line{escaped(r.cell), r.ok() ? fmt::format("{:.2f}", r.median * 1e3) : status_cell(&r)};
+    add_fields(line, r, fields);
+    table.row(line);
+  }
+  return "<h2>Training steps</h2><p class=\"soft\">" + escaped(runs.front().date) +
+         ". Milliseconds of a whole step (forward, backward, clipping, optimizer): medians. The stages were timed by "
+         "themselves, forward and backward, and summed over the layers.</p>" +
+         table.done();
+}
+
 }  // namespace tessera::results

@@ -99,16 +99,6 @@ Status may_record() {
                       folder)};
 }
 
-std::set<std::string> recorded(const std::string& file, const std::string& arch) {
-  std::set<std::string> headers;
-  const Json record = read_record(file);
-  for (const auto& [header, entry] : record["kernels"].items()) {
-    const Json archs = entry.is_object() ? entry.value("archs", Json::object()) : Json::object();
-    if (archs.contains(arch) && text_at(entry, "hash") == jit::code_hash(header)) headers.insert(header);
-  }
-  return headers;
-}
-
 Status record_verified(const std::string& file, const std::vector<std::string>& headers, const Proof& proof) {
   if (Status s = may_record(); !s.ok()) return s;
   std::error_code ignored;

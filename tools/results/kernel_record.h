@@ -3,7 +3,6 @@
 //   {"kernels": {"attention/forward.cuh": {"hash": "...", "archs": {"sm_80": {"gpu": ..., "date": ..., "by": ...}}}}}
 #pragma once
 
-#include <set>
 #include <string>
 #include <vector>
 
@@ -30,9 +29,6 @@ struct Proof {
 
 // An error if kernels come from a folder (TESSERA_KERNEL_SOURCES): records are about the kernels in the library.
 Status may_record();
-
-// The kernels that the record says were verified, as they are now, with the code of this architecture.
-std::set<std::string> recorded(const std::string& file, const std::string& arch);
 
 // Adds to the record that these kernels, as they are now, were verified. Entries about their older code are removed.
 Status record_verified(const std::string& file, const std::vector<std::string>& headers, const Proof& proof);

@@ -44,7 +44,7 @@ std::string gpu_sections(const History& history, const std::string& gpu) {
     out += fmt::format("<h2>{}</h2><p>No comparison with peers is recorded.</p>", escaped(gpu));
   }
   const Comparison* compared = c ? &*c : nullptr;
-  out += bandwidth_sections(compared, bench) + plain_sections(compared, bench);
+  out += bandwidth_sections(compared, bench) + plain_sections(compared, bench) + training_section(history, gpu);
   out += verify_section(history, gpu) + evidence_section(history, gpu) + history_section(history, gpu);
   if (c) out += environment_section(c->run);
   return out;

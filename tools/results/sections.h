@@ -24,6 +24,8 @@ std::string environment_section(const RunRow& run);
 std::string roofline_section(const Comparison& c, const RunRow& bench);
 std::string bandwidth_sections(const Comparison* c, const std::vector<TimingRow>& bench);
 std::string plain_sections(const Comparison* c, const std::vector<TimingRow>& bench);
+// Whole training steps, from training.json (`python -m tessera.bench --suite np`).
+std::string training_section(const History& history, const std::string& gpu);
 
 // Records over time (record_sections.cc).
 std::string verify_section(const History& history, const std::string& gpu);

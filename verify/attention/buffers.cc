@@ -11,7 +11,8 @@ namespace {
 
 using verify::HostTensor;
 
-void set(Buffer& b, const HostTensor& values, DType dtype, Layout layout, int rank, bool written) {
+// unit: elements of 8 columns of a 16-bit type.
+void lay_out(Buffer& b, const HostTensor& values, Layout layout, std::int64_t unit = 8) {
   b.shape = values.shape;
   const auto& n = b.shape;
   switch (layout) {
@@ -23,13 +24,22 @@ void set(Buffer& b, const HostTensor& values, DType dtype, Layout layout, int ra
       break;
     case Layout::kPadded:
     case Layout::kUnaligned: {
-      const std::int64_t head = n[3] + (layout == Layout::kPadded ? 8 : 3);
-      const std::int64_t row = n[2] * head + 16;
-      b.strides = {n[1] * row + 24, row, head, 1};
+      const std::int64_t head = n[3] + (layout == Layout::kPadded ? unit : 3);
+      const std::int64_t row = n[2] * head + 2 * unit;
+      b.strides = {n[1] * row + 3 * unit, row, head, 1};
       break;
     }
   }
+}
+
+void set(Buffer& b, const HostTensor& values, DType dtype, Layout layout, int rank, bool written) {
+  lay_out(b, values, layout);
   b.fill(dtype, rank, values, written);
+}
+
+void set_e4m3(Buffer& b, const HostTensor& values, Layout layout, int rank) {
+  lay_out(b, values, layout, 16);
+  b.fill_e4m3(rank, values);
 }
 
 }  // namespace
@@ -49,10 +59,19 @@ Buffers::Buffers(const Case& c, const oracle::Inputs& in, const oracle::Outputs*
   lse.shape = {1, lse.shape[0], lse.shape[1], lse.shape[2]};  // as [B, H, S]
   const Layout rows = c.layout == Layout::kHeadsMajor ? Layout::kCompact : c.layout;
 
-  set(q_, in.q, p.dtype, c.layout, rank, false);
   const int rank_k = p.op == AttentionOp::kDecode ? 4 : rank;
-  set(k_, in.k, p.dtype, c.layout, rank_k, false);
-  set(v_, in.v, p.dtype, c.layout, rank_k, false);
+  if (p.fp8) {
+    set_e4m3(q_, in.q_e4m3, c.layout, rank);
+    set_e4m3(k_, in.k_e4m3, c.layout, rank);
+    set_e4m3(v_, in.v_e4m3, c.layout, rank);
+    set(q_scale_, in.q_scale, DType::kFloat32, Layout::kCompact, 3, false);
+    set(k_scale_, in.k_scale, DType::kFloat32, Layout::kCompact, 3, false);
+    set(v_scale_, in.v_scale, DType::kFloat32, Layout::kCompact, 3, false);
+  } else {
+    set(q_, in.q, p.dtype, c.layout, rank, false);
+    set(k_, in.k, p.dtype, c.layout, rank_k, false);
+    set(v_, in.v, p.dtype, c.layout, rank_k, false);
+  }
   set(o_, o, p.dtype, c.layout, rank, !backward);
   if (backward || p.with_lse) {
     set(lse_, lse, DType::kFloat32, rows, 3, !backward);
@@ -160,6 +179,9 @@ void Buffers::fill_args() {
   a.cache_batch_idx = cache_batch_idx_.view();
   a.leftpad_k = leftpad_.view();
   a.status = status_.view();
+  a.q_scale = q_scale_.view();
+  a.k_scale = k_scale_.view();
+  a.v_scale = v_scale_.view();
 }
 
 std::vector<Buffer*> Buffers::buffers() {
@@ -186,7 +208,10 @@ std::vector<Buffer*> Buffers::buffers() {
                     &rotary_lengths_,
                     &cache_batch_idx_,
                     &leftpad_,
-                    &status_}) {
+                    &status_,
+                    &q_scale_,
+                    &k_scale_,
+                    &v_scale_}) {
     if (b->used()) used.push_back(b);
   }
   return used;

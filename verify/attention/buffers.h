@@ -46,7 +46,8 @@ class Buffers final : public verify::Call {
   Buffer q_{"q"}, k_{"k"}, v_{"v"}, o_{"out"}, lse_{"lse"}, d_o_{"dout"}, d_lse_{"dlse"}, dq_{"dq"}, dk_{"dk"},
       dv_{"dv"}, slopes_{"alibi_slopes"}, cu_q_{"cu_seqlens_q"}, cu_k_{"cu_seqlens_k"}, cache_lengths_{"cache_seqlens"},
       page_table_{"page_table"}, k_new_{"k_new"}, v_new_{"v_new"}, rotary_cos_{"rotary_cos"}, rotary_sin_{"rotary_sin"},
-      rotary_lengths_{"rotary_seqlens"}, cache_batch_idx_{"cache_batch_idx"}, leftpad_{"leftpad_k"}, status_{"status"};
+      rotary_lengths_{"rotary_seqlens"}, cache_batch_idx_{"cache_batch_idx"}, leftpad_{"leftpad_k"}, status_{"status"},
+      q_scale_{"q_scale"}, k_scale_{"k_scale"}, v_scale_{"v_scale"};
   tessera_attention args_ = TESSERA_ATTENTION_INIT;
 };
 

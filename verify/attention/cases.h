@@ -49,6 +49,8 @@ struct Case {
   bool refused = false;
   bool compare_alone = false;     // decode: each sequence is run alone, too, and must give the same bits
   bool slopes_per_batch = false;  // ALiBi slopes are [B, Hq] instead of [Hq]
+  bool scales_per_head = true;    // fp8: else per tensor, as far as they are not per block
+  int scale_exponent = 0;         // fp8: q's scales are multiplied by 2 to its power, and k's divided
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;

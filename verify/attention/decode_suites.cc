@@ -156,6 +156,8 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   add({1, 200, 1500, 4, 2, 128, 128}, {causal()});
   add({1, 200, 1500, 4, 2, 128, 128}, {causal(), paged(16)});
   add({1, 200, 1500, 4, 2, 64, 64}, {paged(64)});
+  // Megabytes of pages, so that no other memory is before them, and boxes behind the last key.
+  if (dtype == DType::kBFloat16) add({1, 65, 2056, 16, 16, 64, 64}, {causal(), paged(16)});
   // Several times as many tiles as a large GPU runs at once.
   for (const std::int64_t d : {64, 128}) {
     add({2, 200, 150, 132, 44, d, d}, {causal(), cache_lengths({150, 101})});

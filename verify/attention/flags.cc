@@ -18,7 +18,7 @@ namespace {
 struct Options {
   std::string op = "forward";
   std::string dtype = "bf16";
-  std::int64_t b = 1, sq = 2048, sk = -1, hq = 8, hkv = -1, d = 64, dv = -1;
+  std::int64_t b = 1, sq = 2048, scale_block = 0, sk = -1, hq = 8, hkv = -1, d = 64, dv = -1;
   bool is_causal = false;
   std::string causal, align;
   std::vector<std::int64_t> window;
@@ -31,8 +31,10 @@ struct Options {
 const std::map<std::string, tessera_attention_op> kOps{{"forward", TESSERA_ATTENTION_FORWARD},
                                                        {"backward", TESSERA_ATTENTION_BACKWARD},
                                                        {"decode", TESSERA_ATTENTION_DECODE}};
-const std::map<std::string, tessera_dtype> kTypes{
-    {"fp32", {TESSERA_FLOAT, 32, 1}}, {"fp16", {TESSERA_FLOAT, 16, 1}}, {"bf16", {TESSERA_BFLOAT, 16, 1}}};
+const std::map<std::string, tessera_dtype> kTypes{{"fp32", {TESSERA_FLOAT, 32, 1}},
+                                                  {"fp16", {TESSERA_FLOAT, 16, 1}},
+                                                  {"bf16", {TESSERA_BFLOAT, 16, 1}},
+                                                  {"e4m3", {TESSERA_FLOAT8_E4M3FN, 8, 1}}};
 
 // Tensors without data: explain looks at shapes only.
 class Shapes {
@@ -77,7 +79,16 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
   a.q = shapes.add(type, rows_q(o.d));
   a.k = shapes.add(type, rows_k(o.d));
   a.v = shapes.add(type, rows_k(dv));
-  a.out = shapes.add(type, rows_q(dv));
+  a.out = shapes.add(o.dtype == "e4m3" ? kTypes.at("bf16") : type, rows_q(dv));
+  if (o.dtype == "e4m3") {
+    const auto scales = [&](std::int64_t heads, std::int64_t rows) {
+      const std::int64_t blocks = o.scale_block > 0 ? (rows + o.scale_block - 1) / o.scale_block : 1;
+      return shapes.add(fp32, {o.b, heads, std::max<std::int64_t>(blocks, 1)});
+    };
+    a.q_scale = scales(o.hq, o.sq);
+    a.k_scale = scales(hkv, sk);
+    a.v_scale = scales(hkv, sk);
+  }
   if (backward || o.lse) a.lse = shapes.add(fp32, rows);
   if (backward) {
     a.dout = shapes.add(type, rows_q(dv));
@@ -157,9 +168,9 @@ Result<Options> options_from(const FlagValues& values) {
   o.leftpad = given("--leftpad");
   o.batch_invariant = given("--batch-invariant");
   const std::pair<const char*, std::int64_t*> sizes[] = {
-      {"--b", &o.b},           {"--sq", &o.sq},         {"--sk", &o.sk},      {"--hq", &o.hq},
-      {"--hkv", &o.hkv},       {"--d", &o.d},           {"--dv", &o.dv},      {"--page-size", &o.page_size},
-      {"--append", &o.append}, {"--rotary", &o.rotary}, {"--chunk", &o.chunk}};
+      {"--b", &o.b},           {"--sq", &o.sq},         {"--sk", &o.sk},       {"--hq", &o.hq},
+      {"--hkv", &o.hkv},       {"--d", &o.d},           {"--dv", &o.dv},       {"--page-size", &o.page_size},
+      {"--append", &o.append}, {"--rotary", &o.rotary}, {"--chunk", &o.chunk}, {"--scale-block", &o.scale_block}};
   for (const auto& [flag, to] : sizes) {
     if (!given(flag)) continue;
     if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
@@ -184,7 +195,8 @@ std::vector<Flag> attention_flags() {
   const std::vector<std::string> alignments = {"top_left", "bottom_right"};
   return {
       {"--op", "OP", "forward, backward or decode", "forward", {"forward", "backward", "decode"}},
-      {"--dtype", "TYPE", "fp32, fp16 or bf16", "bf16", {"fp32", "fp16", "bf16"}},
+      {"--dtype", "TYPE", "fp32, fp16, bf16 or (forward, to bf16) e4m3", "bf16", {"fp32", "fp16", "bf16", "e4m3"}},
+      {"--scale-block", "N", "e4m3: rows that share a scale, 64 or 128; 0: all of a head", "0", {}},
       {"--b", "N", "Sequences", "1", {}},
       {"--sq", "N", "Queries of a sequence", "2048", {}},
       {"--sk", "N", "Keys of a sequence; default: --sq", "", {}},

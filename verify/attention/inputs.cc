@@ -190,6 +190,46 @@ void make_rotary(const Case& c, oracle::Inputs& in) {
   coarsen(in.k_new);
 }
 
+// What e4m3 holds of t, and the scales: the least powers of two that bring a block's largest value into e4m3's range. t
+// becomes the product. Sequences have rows from firsts[b] to firsts[b + 1]; empty: a batch of their own each.
+void quantise(const Case& c, HostTensor& t, std::int64_t seq, std::int64_t block, int exponent,
+              const std::vector<std::int32_t>& firsts, HostTensor& e4m3, HostTensor& scale) {
+  constexpr double kLargest = 448, kTimed = 1.0 / 64;
+  const std::int64_t batch = c.problem.batch, heads = t.shape[2], dim = t.shape[3];
+  const bool shared = !c.scales_per_head;
+  e4m3 = t;
+  scale = HostTensor(1, shared ? 1 : batch, shared ? 1 : heads, block > 0 ? (seq + block - 1) / block : 1);
+  const auto scale_at = [&](std::int64_t b, std::int64_t h, std::int64_t i) -> double& {
+    return scale.at(0, shared ? 0 : b, shared ? 0 : h, block > 0 ? i / block : 0);
+  };
+  const auto each_row = [&](const auto& visit) {
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const auto at = static_cast<std::size_t>(b);
+      const std::int64_t first = firsts.empty() ? 0 : firsts[at];
+      const std::int64_t rows = firsts.empty() ? seq : firsts[at + 1] - first;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t h = 0; h < heads; ++h)
+          visit(t.offset(firsts.empty() ? b : 0, first + i, h), scale_at(b, h, i));
+      }
+    }
+  };
+  if (t.empty()) {
+    std::fill(scale.data.begin(), scale.data.end(), kTimed);
+    return;
+  }
+  each_row([&](std::int64_t from, double& of) {
+    for (std::int64_t d = 0; d < dim; ++d) of = std::max(of, std::abs(t.data[static_cast<std::size_t>(from + d)]));
+  });
+  for (double& x : scale.data) x = x == 0 ? 1 : std::ldexp(1.0, static_cast<int>(std::ceil(std::log2(x / kLargest))));
+  each_row([&](std::int64_t from, const double& of) {
+    for (auto n = static_cast<std::size_t>(from); n < static_cast<std::size_t>(from + dim); ++n) {
+      e4m3.data[n] = verify::round_to_e4m3(t.data[n] / of);
+      t.data[n] = e4m3.data[n] * std::ldexp(of, exponent);
+    }
+  });
+  for (double& x : scale.data) x = std::ldexp(x, exponent);
+}
+
 HostTensor tensor_of(bool with_values, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
   HostTensor t;
   if (with_values) return {a, b, c, d};
@@ -197,7 +237,7 @@ HostTensor tensor_of(bool with_values, std::int64_t a, std::int64_t b, std::int6
   return t;
 }
 
-oracle::Inputs make(const Case& c, bool with_values) {
+oracle::Inputs inputs_of(const Case& c, bool with_values) {
   const AttentionProblem& p = c.problem;
   oracle::Inputs in;
   in.problem = p;
@@ -249,6 +289,11 @@ oracle::Inputs make(const Case& c, bool with_values) {
       blank_row(in.v, 0, row);
     }
   }
+  if (p.fp8) {
+    quantise(c, in.q, p.seq_q, p.q_scale_block, c.scale_exponent, in.cu_seqlens_q, in.q_e4m3, in.q_scale);
+    quantise(c, in.k, p.seq_k, p.k_scale_block, -c.scale_exponent, in.cu_seqlens_k, in.k_e4m3, in.k_scale);
+    quantise(c, in.v, p.seq_k, p.v_scale_block, 0, in.cu_seqlens_k, in.v_e4m3, in.v_scale);
+  }
   if (p.op != AttentionOp::kDecode) return in;
   in.cache_seqlens = c.cache_lengths;
   in.cache_batch_idx = c.cache_batch_idx;
@@ -266,7 +311,7 @@ oracle::Inputs make(const Case& c, bool with_values) {
 
 }  // namespace
 
-oracle::Inputs make_inputs(const Case& c) { return make(c, true); }
-oracle::Inputs make_shapes(const Case& c) { return make(c, false); }
+oracle::Inputs make_inputs(const Case& c) { return inputs_of(c, true); }
+oracle::Inputs make_shapes(const Case& c) { return inputs_of(c, false); }
 
 }  // namespace tessera::cases

@@ -10,11 +10,11 @@ namespace tessera::cases {
 
 std::string describe(const Case& c) {
   const AttentionProblem& p = c.problem;
-  std::string text = format("{}/{}/b{}_sq{}_sk{}_h{}",
+  std::string text = format("{}/{}{}/b{}_sq{}_sk{}_h{}",
                             p.op == kForward    ? "fwd"
                             : p.op == kBackward ? "bwd"
                                                 : "dec",
-                            name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
+                            p.fp8 ? "e4m3_" : "", name_of(p.dtype), p.batch, p.seq_q, p.seq_k, p.heads_q);
   if (p.heads_kv != p.heads_q) text += format(":{}", p.heads_kv);
   text += format("_d{}", p.dim_qk);
   if (p.dim_v != p.dim_qk) text += format(":{}", p.dim_v);
@@ -38,6 +38,11 @@ std::string describe(const Case& c) {
   } else if (p.varlen) {
     parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
   }
+  if (p.fp8 && !c.scales_per_head) parts.push_back("scale_per_tensor");
+  if (p.q_scale_block + p.k_scale_block + p.v_scale_block > 0) {
+    parts.push_back(format("scales{},{},{}", p.q_scale_block, p.k_scale_block, p.v_scale_block));
+  }
+  if (c.scale_exponent != 0) parts.push_back(format("scale2^{}", c.scale_exponent));
   if (p.paged) parts.push_back(format("page{}", p.page_size));
   if (!c.cache_lengths.empty()) {
     constexpr std::size_t kNamed = 16;
@@ -129,6 +134,20 @@ Change no_lse() {
 }
 Change layout(Layout l) {
   return [=](Case& c) { c.layout = l; };
+}
+Change fp8(std::int64_t q_block, std::int64_t k_block, std::int64_t v_block) {
+  return [=](Case& c) {
+    c.problem.fp8 = true;
+    c.scales_per_head = q_block >= 0;
+    // As the contract infers it: rows that one block holds have no blocks.
+    const auto block = [](std::int64_t rows, std::int64_t of) { return of > 0 && rows > of ? of : 0; };
+    c.problem.q_scale_block = block(c.problem.seq_q, q_block);
+    c.problem.k_scale_block = block(c.problem.seq_k, k_block);
+    c.problem.v_scale_block = block(c.problem.seq_k, v_block);
+  };
+}
+Change scale_exponent(int exponent) {
+  return [=](Case& c) { c.scale_exponent = exponent; };
 }
 Change deterministic() {
   return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };

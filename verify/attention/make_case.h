@@ -34,6 +34,9 @@ Change scale(float by);
 Change dlse();
 Change no_lse();
 Change layout(Layout l);
+// q, k and v of e4m3, with scales per block of so many rows, or per head (0), or per tensor (-1, of all).
+Change fp8(std::int64_t q_block = 0, std::int64_t k_block = 0, std::int64_t v_block = 0);
+Change scale_exponent(int exponent);
 Change deterministic();
 Change values(Distribution d);
 Change seed(std::uint64_t number);
@@ -61,5 +64,12 @@ void add_quick_decode(std::vector<Case>& out, DType dtype);
 void add_full_decode(std::vector<Case>& out, DType dtype);
 void add_hostile_decode(std::vector<Case>& out, DType dtype);
 void add_sanitize_decode(std::vector<Case>& out);
+
+// e4m3's part (fp8_suites.cc).
+void add_quick_fp8(std::vector<Case>& out);
+void add_full_fp8(std::vector<Case>& out);
+void add_hostile_fp8(std::vector<Case>& out);
+void add_sanitize_fp8(std::vector<Case>& out);
+void add_bench_fp8(std::vector<Case>& out);
 
 }  // namespace tessera::cases

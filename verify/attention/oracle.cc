@@ -75,6 +75,8 @@ double largest(const std::vector<Real>& values) {
   return most;
 }
 
+constexpr float kE4m3Range = 256;  // P in e4m3 is multiplied by it, so that small weights are not subnormal
+
 // The same loops serve both: Real = double and no rounding is the oracle, Real = float and rounding to the input type
 // the plain computation.
 template <class Real>
@@ -187,7 +189,9 @@ struct Attention {
     // Output.
     std::vector<Real> o_row(static_cast<std::size_t>(p.dim_v), 0);
     for (std::size_t x = 0; x < n; ++x) {
-      const Real w = rounded(weight[x] / sum);
+      const Real w = round && p.fp8
+                         ? static_cast<Real>(verify::round_to_e4m3(weight[x] * kE4m3Range)) / kE4m3Range / sum
+                         : rounded(weight[x] / sum);
       const Real* v_row = v.data() + key_offset(in, in.v, s, keys[x], head_kv);
       for (std::int64_t d = 0; d < p.dim_v; ++d) o_row[static_cast<std::size_t>(d)] += w * v_row[d];
     }

@@ -28,7 +28,9 @@ using verify::HostTensor;
 // What is asked. Values of q, k, v and d_o are expected to be rounded to problem.dtype already.
 struct Inputs {
   AttentionProblem problem;
-  HostTensor q, k, v;
+  HostTensor q, k, v;                                    // fp8: what e4m3 holds times its scale
+  HostTensor q_e4m3, k_e4m3, v_e4m3;                     // fp8: what e4m3 holds
+  HostTensor q_scale, k_scale, v_scale;                  // fp8: [1, B or 1, H or 1, blocks]
   HostTensor d_o;                                        // backward
   HostTensor d_lse;                                      // backward, if problem.with_dlse
   std::vector<double> alibi_slopes;                      // [Hq] or [B * Hq], if problem.alibi

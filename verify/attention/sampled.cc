@@ -137,7 +137,11 @@ class Sampled {
 
     std::vector<Real> o_row(static_cast<std::size_t>(p_.dim_v), 0);
     for (std::size_t x = 0; x < keys.size(); ++x) {
-      const Real weight = rounded(std::exp(scores[x] - row_max) / sum);
+      constexpr Real kE4m3Range = 256;
+      const Real exponential = std::exp(scores[x] - row_max);
+      const Real weight = !kOracle && p_.fp8
+                              ? static_cast<Real>(verify::round_to_e4m3(exponential * kE4m3Range)) / kE4m3Range / sum
+                              : rounded(exponential / sum);
       const Real* v_row = v_.data() + in_.v.offset(b, keys[x], head_kv);
       for (std::size_t d = 0; d < o_row.size(); ++d) o_row[d] += weight * v_row[d];
     }

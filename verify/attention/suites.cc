@@ -95,6 +95,7 @@ std::vector<Case> quick() {
     }
     add_quick_decode(out, dtype);
   }
+  add_quick_fp8(out);
   return out;
 }
 
@@ -153,6 +154,16 @@ std::vector<Case> full() {
       out.push_back(make(kBackward, dtype, {1, 513, 640, 2, 1, d, d}, {deterministic()}));
       out.push_back(make(kBackward, dtype, {2, 300, 450, 2, 2, d, d}, {causal(), bottom_right(), deterministic()}));
     }
+    // All keys in one CTA, with one and with two consumers: heads that share them, queries that see none, sequences
+    // without keys, and several times as many CTAs as a large GPU runs at once.
+    for (std::int64_t sk : {40, 100}) {
+      out.push_back(make(kBackward, dtype, {1, 300, sk, 6, 2, 64, 64}, {dlse(), deterministic()}));
+      out.push_back(make(kBackward, dtype, {1, 300, sk, 2, 1, 40, 72}, {causal(), bottom_right()}));
+      out.push_back(make(kBackward, dtype, {1, 300, sk, 2, 1, 88, 64}, {window(20, 5), top_left()}));
+      out.push_back(make(kBackward, dtype, {2, 70, sk, 330, 330, 64, 64}));
+    }
+    out.push_back(make(kBackward, dtype, {4, 200, 64, 4, 2, 64, 64},
+                       {varlen({170, 9, 200, 1}, {0, 64, 33, 0}), causal(), bottom_right(), deterministic()}));
     // Groups whose query heads are divided among CTAs, not evenly.
     out.push_back(make(kBackward, dtype, {1, 500, 700, 7, 1, 64, 64}, {causal(), bottom_right()}));
     out.push_back(make(kBackward, dtype, {2, 150, 200, 7, 1, 128, 128}));
@@ -171,6 +182,7 @@ std::vector<Case> full() {
     out.push_back(make(kForward, dtype, {2, 5, 300, 24, 4, 64, 64}, {window(100, 0), bottom_right()}));
     out.push_back(make(kForward, dtype, {1, 8, 8, 8, 1, 80, 80}, {varlen({4, 0, 7, 1}, {300, 9, 0, 65}, 8)}));
   }
+  add_full_fp8(out);
   return out;
 }
 
@@ -211,6 +223,7 @@ std::vector<Case> hostile() {
     out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), softcap(30)}));
     add_hostile_decode(out, dtype);
   }
+  add_hostile_fp8(out);
   return out;
 }
 
@@ -237,6 +250,7 @@ std::vector<Case> sanitize() {
   out.push_back(make(kForward, DType::kBFloat16, {1, 24, 24, 640, 640, 72, 72}, {causal()}));
   out.push_back(make(kForward, DType::kBFloat16, {1, 65, 70, 200, 200, 96, 96}));
   add_sanitize_decode(out);
+  add_sanitize_fp8(out);
   return out;
 }
 
@@ -314,6 +328,12 @@ std::vector<Case> bench_gpu() {
       }
     }
   }
+  // Modified scores.
+  out.push_back(make(kBackward, DType::kBFloat16, {2, 8192, 8192, 16, 16, 128, 128}, {causal(), softcap(30)}));
+  // Heads that share keys.
+  out.push_back(make(kBackward, DType::kBFloat16, {1, 8192, 8192, 56, 8, 128, 128}, {causal()}));
+  // Many queries of few keys.
+  for (AttentionOp op : {kForward, kBackward}) out.push_back(make(op, DType::kBFloat16, {64, 564, 64, 8, 8, 64, 64}));
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     for (std::int64_t b : {1, 16, 64}) {
       for (std::int64_t s : {2048, 8192}) {
@@ -322,6 +342,7 @@ std::vector<Case> bench_gpu() {
       }
     }
   }
+  add_bench_fp8(out);
   // Chunked prefill, beside a forward of the same lengths.
   for (const std::int64_t sq : {512, 2048}) {
     const Shape s{1, sq, 16 * sq, 32, 8, 128, 128};

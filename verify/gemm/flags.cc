@@ -16,7 +16,7 @@ namespace {
 
 const std::map<std::string, DType> kTypes{
     {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
-const std::map<std::string, int> kActivations{
+const std::map<std::string, int> kActivationNames{
     {"none", kIdentity}, {"relu", kRelu}, {"silu", kSilu}, {"gelu_tanh", kGeluTanh}, {"gelu_erf", kGeluErf}};
 
 Result<Case> case_from(const FlagValues& values) {
@@ -36,7 +36,7 @@ Result<Case> case_from(const FlagValues& values) {
   }
   if (given("--dtype")) p.dtype = kTypes.at(values.at("--dtype").front());
   p.out_dtype = given("--out") ? kTypes.at(values.at("--out").front()) : p.dtype;
-  if (given("--activation")) p.activation = kActivations.at(values.at("--activation").front());
+  if (given("--activation")) p.activation = kActivationNames.at(values.at("--activation").front());
   p.a_transposed = given("--ta");
   p.b_transposed = given("--tb");
   p.bias = given("--bias");

@@ -9,6 +9,7 @@
 #include "loss/check.h"
 #include "loss/family.h"
 #include "verify/loss/cases.h"
+#include "verify/loss/linear_cross_entropy.h"
 
 namespace tessera::verify {
 namespace loss {
@@ -23,22 +24,30 @@ std::vector<Flag> flags() {
   return {
       {"--rows", "N", "Rows", "32000", {}},
       {"--k", "N", "Components of a mixture", "10", {}},
+      {"--classes", "N", "Linear cross-entropy: rows of the weight", "", {}},
+      {"--width", "N", "Linear cross-entropy: columns of hidden rows and of the weight", "4096", {}},
       {"--dtype", "TYPE", "fp32, fp16 or bf16", "bf16", {"fp32", "fp16", "bf16"}},
       {"--reduction", "R", "none, mean or sum", "mean", {"none", "mean", "sum"}},
       {"--gradient", "", "With the gradient", "", {}},
   };
 }
 
-Result<Case> case_from(const FlagValues& values) {
-  Case c;
-  LossProblem& p = c.problem;
+Result<LossProblem> problem_from(const FlagValues& values) {
+  LossProblem p;
   const auto given = [&](const char* flag) { return values.count(flag) > 0; };
   p.dtype = given("--dtype") ? kTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
   if (given("--reduction")) p.reduction = kReductions.at(values.at("--reduction").front());
-  p.gradient = given("--gradient");
-  p.rows = 32000;
-  p.components = 10;
-  for (const auto& [flag, to] : {std::pair{"--rows", &p.rows}, std::pair{"--k", &p.components}}) {
+  const bool linear = given("--classes");
+  if (linear) p.op = LossOp::kLinearCrossEntropy;
+  p.gradient = given("--gradient") && !linear;
+  p.dhidden = p.dweight = given("--gradient") && linear;
+  p.rows = linear ? 8192 : 32000;
+  p.components = linear ? 0 : 10;
+  p.width = linear ? 4096 : 0;
+  if (given("--width") && !linear) return invalid("--width is given without --classes");
+  if (given("--k") && linear) return invalid("--k is given with --classes");
+  for (const auto& [flag, to] : {std::pair{"--rows", &p.rows}, std::pair{"--k", &p.components},
+                                 std::pair{"--classes", &p.classes}, std::pair{"--width", &p.width}}) {
     if (!given(flag)) continue;
     const std::string& text = values.at(flag).front();
     const char* const end = text.data() + text.size();
@@ -46,23 +55,31 @@ Result<Case> case_from(const FlagValues& values) {
     if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
     if (*to < 1 || *to > std::int64_t{1} << 32) return invalid(format("{} is {}; 1 to 2^32 is accepted", flag, *to));
   }
-  complete(c);
-  return c;
+  return p;
 }
 
 Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
-  const auto c = case_from(values);
-  if (!c.ok()) return c.status();
-  return loss_case(*c);
+  const auto problem = problem_from(values);
+  if (!problem.ok()) return problem.status();
+  if (problem->op == LossOp::kLinearCrossEntropy) {
+    linear_cross_entropy::Case c;
+    c.problem = *problem;
+    complete(c);
+    return linear_cross_entropy_case(c);
+  }
+  Case c;
+  c.problem = *problem;
+  complete(c);
+  return loss_case(c);
 }
 
 Result<std::string> explain(const FlagValues& values, tessera_device device, const char* arch,
                             tessera_explain_format format) {
-  const auto c = case_from(values);
-  if (!c.ok()) return c.status();
+  const auto problem = problem_from(values);
+  if (!problem.ok()) return problem.status();
   tessera::loss::CheckedLoss checked;
   checked.device = device;
-  checked.args.problem = c->problem;
+  checked.args.problem = *problem;
   const auto explanation = api::explanation_of<LossFamily>(checked, arch);
   if (!explanation.ok()) return explanation.status();
   return format == TESSERA_EXPLAIN_JSON ? json_text_of(*explanation) : text_of(*explanation);
@@ -76,6 +93,7 @@ namespace {
 std::vector<std::unique_ptr<Case>> suite_of(std::string_view name) {
   std::vector<std::unique_ptr<Case>> list;
   for (const loss::Case& c : loss::suite(name)) list.push_back(loss::loss_case(c));
+  for (const auto& c : linear_cross_entropy::suite(name)) list.push_back(linear_cross_entropy_case(c));
   return list;
 }
 
@@ -87,7 +105,8 @@ const Family& loss_family() {
   static const Family family = {
       LossFamily::kName,
       "--rows 32000 --k 10 --gradient\n"
-      "--rows 100000 --k 100 --reduction none --arch sm_80,sm_90a",
+      "--rows 100000 --k 100 --reduction none --arch sm_80,sm_90a\n"
+      "--rows 8192 --width 4096 --classes 131072 --gradient --arch sm_90a",
       loss::suite_names,
       suite_of,
       loss::flags,

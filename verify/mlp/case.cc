@@ -106,9 +106,11 @@ Buffers::Buffers(const Case& c, const Tensors& inputs) : problem_(c.problem) {
     const std::int64_t row = row_stride(c, t), all = dims.rows * row;
     b.strides = {all, all, row, 1};
     b.fill(problem_.dtype, is_vector(t) ? 1 : 2, inputs[static_cast<std::size_t>(i)], is_written(problem_, t));
+    b.free_padding = problem_.hidden_padded && is_between_layers(t);
     field_of(args_, t) = b.view();
   }
   args_.activation = static_cast<tessera_activation>(problem_.activation);
+  if (problem_.hidden_padded) args_.flags |= TESSERA_MLP_HIDDEN_PADDED;
 }
 
 std::vector<Buffer*> Buffers::buffers() {

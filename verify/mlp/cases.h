@@ -20,6 +20,7 @@ namespace tessera::verify::mlp {
 enum class Layout : std::uint8_t {
   kCompact,
   kPaddedHidden,  // rows between the layers start at multiples of 16 bytes
+  kFreeHidden,    // of 128 bytes (fp32: 256), and what is behind them may be overwritten
   kUnaligned,     // 3 elements after every row
 };
 

@@ -18,7 +18,7 @@ using T = MlpTensor;
 
 const std::map<std::string, DType> kTypes{
     {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
-const std::map<std::string, int> kActivations{
+const std::map<std::string, int> kActivationNames{
     {"none", kIdentity}, {"relu", kRelu}, {"silu", kSilu}, {"gelu_tanh", kGeluTanh}, {"gelu_erf", kGeluErf}};
 
 std::vector<Flag> flags() {
@@ -42,7 +42,7 @@ std::vector<Flag> flags() {
 
 Result<Case> case_from(const FlagValues& values) {
   Case c;
-  c.layout = Layout::kPaddedHidden;
+  c.layout = Layout::kFreeHidden;
   MlpProblem& p = c.problem;
   p.m = 8192, p.k = 4096, p.hidden = 11008;
   p.dtype = DType::kBFloat16;
@@ -58,7 +58,7 @@ Result<Case> case_from(const FlagValues& values) {
     if (*to < 0 || *to > std::int64_t{1} << 40) return invalid(format("{} is {}; 0 to 2^40 is accepted", flag, *to));
   }
   if (given("--dtype")) p.dtype = kTypes.at(values.at("--dtype").front());
-  if (given("--activation")) p.activation = kActivations.at(values.at("--activation").front());
+  if (given("--activation")) p.activation = kActivationNames.at(values.at("--activation").front());
   p.op = given("--backward") ? MlpOp::kBackward : MlpOp::kForward;
   const bool forward = p.op == MlpOp::kForward, gated = given("--gate"), biased = given("--bias");
   const auto give = [&](bool wanted, std::initializer_list<T> tensors) {
@@ -100,6 +100,7 @@ struct Shapes {
       field_of(args, t) = &tensors[at];
     }
     args.activation = static_cast<tessera_activation>(c.problem.activation);
+    if (c.problem.hidden_padded) args.flags |= TESSERA_MLP_HIDDEN_PADDED;
   }
 };
 

@@ -73,7 +73,7 @@ std::vector<Case> full() {
     for (const MlpOp op : {MlpOp::kForward, kBackward}) {
       for (const bool gated : {false, true}) {
         for (const bool kept : {false, true}) {
-          for (const Layout l : {Layout::kCompact, Layout::kPaddedHidden, Layout::kUnaligned}) {
+          for (const Layout l : {Layout::kCompact, Layout::kPaddedHidden, Layout::kFreeHidden, Layout::kUnaligned}) {
             out.push_back(make(dtype, kOdd, {.op = op, .gated = gated, .biased = true, .kept = kept, .layout = l}));
           }
           out.push_back(make(dtype, kEven, {.op = op, .gated = gated, .kept = kept, .activation = kGeluErf}));
@@ -137,8 +137,9 @@ std::vector<Case> bench_gpu() {
   for (const auto& [shape, gated] :
        {std::pair{Shape{36096, 512, 1365, 512}, false}, {{8192, 4096, 11008, 4096}, true}}) {
     out.push_back(make(DType::kBFloat16, shape, {.gated = gated}));
-    out.push_back(make(DType::kBFloat16, shape, {.gated = gated, .kept = true}));
-    out.push_back(make(DType::kBFloat16, shape, {.op = MlpOp::kBackward, .gated = gated, .kept = true}));
+    out.push_back(make(DType::kBFloat16, shape, {.gated = gated, .kept = true, .layout = Layout::kFreeHidden}));
+    out.push_back(make(DType::kBFloat16, shape,
+                       {.op = MlpOp::kBackward, .gated = gated, .kept = true, .layout = Layout::kFreeHidden}));
   }
   for (Case& c : out) c.tags.emplace_back("mlp");
   return out;
@@ -233,12 +234,15 @@ Dims dims_of(const MlpProblem& p, T tensor) {
 std::int64_t row_stride(const Case& c, T tensor) {
   const std::int64_t columns = dims_of(c.problem, tensor).columns;
   if (c.layout == Layout::kUnaligned && !is_vector(tensor)) return columns + 3;
-  return c.layout == Layout::kPaddedHidden && is_between_layers(tensor) ? (columns + 7) / 8 * 8 : columns;
+  if (!is_between_layers(tensor)) return columns;
+  const std::int64_t multiple = c.layout == Layout::kPaddedHidden ? 8 : c.layout == Layout::kFreeHidden ? 64 : 1;
+  return (columns + multiple - 1) / multiple * multiple;
 }
 
 void set_alignment(Case& c) {
   MlpProblem& p = c.problem;
   p.aligned = ~0u;
+  p.hidden_padded = c.layout == Layout::kFreeHidden;
   for (int i = 0; i < kMlpTensors; ++i) {
     const T t = static_cast<T>(i);
     if (!p.has(t) || is_vector(t)) continue;
@@ -263,6 +267,7 @@ std::string describe(const Case& c) {
   add(p.op == MlpOp::kBackward && !p.has(T::kDdown), "no_ddown");
   add(c.layout == Layout::kCompact, "compact");
   add(c.layout == Layout::kUnaligned, "unaligned");
+  add(c.layout == Layout::kFreeHidden, "free");
   if (c.scale != 1) text += format("+scale{}", c.scale);
   return text;
 }

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 
-from . import accuracy, cells, entrants, library, measure, report
+from . import accuracy, cells, entrants, library, measure, report, transformer_np
 
 EXAMPLES = """examples:
   python -m tessera.bench --json peers.json           79 rows, against FlashAttention-2, 3 and 4 and cuDNN
@@ -17,6 +17,8 @@ EXAMPLES = """examples:
   python -m tessera.bench --suite small --ops forward
   python -m tessera.bench --suite decode
   python -m tessera.bench --peers all --filter s2048
+  python -m tessera.bench --suite np --json np.json    training steps of examples/transformer_np
+  python -m tessera.bench --suite np --filter small/all,mid/all
   python -m tessera.bench --compare first.json second.json
 """
 
@@ -28,7 +30,8 @@ def parse(arguments):
                         help="the library to load; default: $TESSERA_LIBRARY, else the package's own, else the one in "
                         "build/lib")
     parser.add_argument("--suite", default="table,small,decode",
-                        help=f"comma-separated list of {', '.join(cells.SUITES)} (default: %(default)s)")
+                        help=f"comma-separated list of {', '.join(cells.SUITES)} (default: %(default)s); or np: training "
+                        "steps of a transformer neural process")
     parser.add_argument("--ops", default=",".join(report.OPS), help="comma-separated list (default: %(default)s)")
     parser.add_argument("--peers", default="fa2,cudnn,fa3,fa4",
                         help=f"comma-separated list of {', '.join(entrants.PEERS)}; or all, or none "
@@ -39,6 +42,8 @@ def parse(arguments):
                         help="time each entrant N times per cell (default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"),
                         help="cpu is for trying the harness; its figures mean nothing (default: %(default)s)")
+    parser.add_argument("--example", metavar="FOLDER", help="of --suite np: where its model is; default: "
+                        "examples/transformer_np of the checkout")
     parser.add_argument("--json", metavar="FILE", help="write all figures and samples to FILE")
     parser.add_argument("--compare", nargs=2, metavar="FILE",
                         help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
@@ -167,9 +172,9 @@ class Run:
                               **dataclasses.asdict(cell.work[op]), "entrants": results})
 
 
-def environment(torch, options, lib):
+def environment(torch, options, version):
     found = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-             "python": platform.python_version(), "torch": torch.__version__, "tessera": lib.version(),
+             "python": platform.python_version(), "torch": torch.__version__, "tessera": version,
              "cuda": torch.version.cuda}
     if options.device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
@@ -190,6 +195,10 @@ def main(arguments=None):
         return fail("PyTorch is not installed in this Python; the benchmark needs it", 3)
     if options.device == "cuda" and not torch.cuda.is_available():
         return fail("PyTorch finds no CUDA device; the benchmark needs an NVIDIA GPU", 3)
+    if options.suite == "np":
+        import tessera
+
+        return transformer_np.main(options, environment(torch, options, tessera.__version__), measure.gpu_state)
     path = library.find_library(options.library)
     if path is None or not path.is_file():
         return fail(f"no libtessera.so{f' at {path}' if path else ''}: build it, or name it with --library", 3)
@@ -200,7 +209,7 @@ def main(arguments=None):
         return fail(problem)
 
     begin = time.monotonic()
-    record = {"environment": environment(torch, options, run.lib), "rounds": options.rounds,
+    record = {"environment": environment(torch, options, run.lib.version()), "rounds": options.rounds,
               "entrants": list(entrants.OURS) + run.names, "not_installed": run.missing,
               "gpu_before": measure.gpu_state()}
     print(", ".join(f"{key} {value}" for key, value in record["environment"].items()), flush=True)

@@ -162,7 +162,11 @@ class TileScope {
 
 // The ops behind run().
 std::size_t forward_workspace(const TileOps& ops, const AttentionProblem& problem, int threads);
-void forward(const TileOps& ops, const AttentionArgs& args, int threads, void* workspace);
+// out: the type of o.
+void forward(const TileOps& ops, const AttentionArgs& args, DType out, int threads, void* workspace);
+// Of e4m3 tensors: dequantised to fp32, then as above.
+std::size_t fp8_workspace(const AttentionProblem& problem, int threads);
+void forward_fp8(const AttentionArgs& args, int threads, void* workspace);
 std::size_t backward_workspace(const TileOps& ops, const AttentionProblem& problem, int threads);
 void backward(const TileOps& ops, const AttentionArgs& args, int threads, void* workspace);
 std::size_t decode_workspace(const TileOps& ops, const AttentionProblem& problem, int threads);

@@ -66,7 +66,7 @@ void pack_tile(const TileOps& ops, const AttentionArgs& args, const Workspace& s
 }
 
 void forward_block(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
-                   std::int64_t head, std::int64_t row, void* memory) {
+                   std::int64_t head, std::int64_t row, DType out, void* memory) {
   const AttentionProblem& p = args.problem;
   const Sequence seq = sequence_of(args, b);
   const std::int64_t rows = std::min(kQueryBlock, seq.len_q - row);
@@ -99,7 +99,7 @@ void forward_block(const TileOps& ops, const AttentionArgs& args, const Workspac
   alignas(64) float scales[kQueryBlock];
   for (std::int64_t i = 0; i < rows; ++i) scales[i] = inverse_of(scratch.state.row_sum[i]);
   ops.store_t(scratch.state.accumulator, round_up(p.dim_v, kPad), rows, p.dim_v, scales,
-              target_of(args.o, p.dtype, seq.batch, seq.q_begin + row, head));
+              target_of(args.o, out, seq.batch, seq.q_begin + row, head));
   if (args.lse.data != nullptr) {
     float* lse = row_of(args.lse, seq.batch, head, seq.q_begin + row);
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -116,7 +116,7 @@ std::size_t forward_workspace(const TileOps& ops, const AttentionProblem& proble
   return arena.used();
 }
 
-void forward(const TileOps& ops, const AttentionArgs& args, int threads, void* memory) {
+void forward(const TileOps& ops, const AttentionArgs& args, DType out, int threads, void* memory) {
   const AttentionProblem& p = args.problem;
   Arena arena(memory);
   const Workspace space(arena, ops, p, threads);
@@ -138,7 +138,7 @@ void forward(const TileOps& ops, const AttentionArgs& args, int threads, void* m
     while (packed.load(std::memory_order_acquire) < tiles) std::this_thread::yield();
     // Causal: the last block sees the most keys. Starting with long tasks balances the threads at the end.
     const std::int64_t block = blocks - 1 - (step - tiles) % blocks;
-    forward_block(ops, args, space, b, head_kv * group + (step - tiles) / blocks, block * kQueryBlock,
+    forward_block(ops, args, space, b, head_kv * group + (step - tiles) / blocks, block * kQueryBlock, out,
                   space.threads + static_cast<std::size_t>(slot) * space.thread_bytes);
   });
 }

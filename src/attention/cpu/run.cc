@@ -56,7 +56,7 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int threads) {
   threads = std::max(threads, 1);
   switch (problem.op) {
     case AttentionOp::kForward:
-      return forward_workspace(*ops, problem, threads);
+      return problem.fp8 ? fp8_workspace(problem, threads) : forward_workspace(*ops, problem, threads);
     case AttentionOp::kBackward:
       return backward_workspace(*ops, problem, threads);
     case AttentionOp::kDecode:
@@ -75,7 +75,8 @@ Status run(const AttentionArgs& args, int threads, void* workspace) {
   try {
     switch (args.problem.op) {
       case AttentionOp::kForward:
-        forward(*ops, args, threads, workspace);
+        args.problem.fp8 ? forward_fp8(args, threads, workspace)
+                         : forward(*ops, args, args.problem.dtype, threads, workspace);
         break;
       case AttentionOp::kBackward:
         backward(*ops, args, threads, workspace);

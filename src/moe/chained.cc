@@ -1,0 +1,336 @@
+// A mixture of experts as grouped products of the gemm family with the router's steps around them (steps.h), on whatever
+// device. Offsets of experts are made by one step and read by the next: the host does not wait for them. Rows in the order of
+// experts, and what is between the layers and is not the caller's, are in the workspace, with rows at multiples of 16 bytes.
+#include <algorithm>
+
+#include "base/format.h"
+#include "engine/select.h"
+#include "gemm/family.h"
+#include "gemm/gpu.h"
+#include "mlp/gated.h"
+#include "moe/family.h"
+#include "moe/steps.h"
+
+namespace tessera::moe {
+namespace {
+
+using engine::Device;
+using T = MoeTensor;
+
+// A product; a step of the router; or, without either, the elements of a gated pair, forward (mlp/gated.h).
+struct Link {
+  const char* name;
+  std::optional<Step> step = std::nullopt;
+  T a = T::kNone, b = T::kNone, out = T::kNone;
+  bool b_transposed = false;
+  bool of_weights = false;  // a^T b, a sum over the rows of each expert
+  T gate = T::kNone, preactivation = T::kNone, residual = T::kNone;
+  bool activates = false;    // else the activation is the identity
+  std::vector<T> uses = {};  // of the workspace, if it is no product
+
+  bool is_product() const { return a != T::kNone; }
+};
+
+void add_first_layer(const MoeProblem& p, bool keeps, std::vector<Link>& links) {
+  const bool gated = p.has(T::kGate);
+  Link up{.name = "up", .a = T::kXRows, .b = T::kUp};
+  if (!gated || !keeps) {
+    up.out = T::kHidden;
+    up.activates = true;
+    if (keeps) up.preactivation = T::kBefore;
+    if (gated) up.gate = T::kGate;
+    links.push_back(up);
+    return;
+  }
+  up.out = T::kBefore;
+  links.push_back(up);
+  links.push_back({.name = "gate", .a = T::kXRows, .b = T::kGate, .out = T::kBeforeGate});
+}
+
+std::vector<Link> links_of(const MoeProblem& p) {
+  std::vector<Link> links;
+  const bool gated = p.has(T::kGate), kept = p.has(T::kBefore);
+  if (p.op == MoeOp::kForward) {
+    std::vector<T> counted = {T::kCounts};
+    if (p.has(T::kBalanceLoss)) counted.push_back(T::kShares);
+    links.push_back({.name = "route", .step = Step::kRoute, .uses = counted});
+    links.push_back({.name = "permute", .step = Step::kPermute, .uses = {T::kXRows}});
+    add_first_layer(p, kept, links);
+    if (gated && kept) links.push_back({.name = "gated", .uses = {T::kHidden}});
+    links.push_back({.name = "down", .a = T::kHidden, .b = T::kDown, .out = T::kOutRows});
+    links.push_back({.name = "combine", .step = Step::kCombine});
+    return links;
+  }
+  const bool of_first = p.has(T::kDup) || p.has(T::kDgate);
+  Link permute{.name = "permute", .step = Step::kPermute, .uses = {T::kDoutRows, T::kRowWeights}};
+  if (of_first || !kept) permute.uses.push_back(T::kXRows);
+  links.push_back(permute);
+  if (!kept) {
+    // Hidden rows are made by the elements' step.
+    links.push_back({.name = "up", .a = T::kXRows, .b = T::kUp, .out = T::kBefore});
+    if (gated) links.push_back({.name = "gate", .a = T::kXRows, .b = T::kGate, .out = T::kBeforeGate});
+  }
+  links.push_back({.name = "dhidden", .a = T::kDoutRows, .b = T::kDown, .out = T::kDhidden, .b_transposed = true});
+  Link elements{.name = "elements", .step = Step::kElements, .uses = {T::kDbefore, T::kRowDweights}};
+  if (gated) elements.uses.push_back(T::kDbeforeGate);
+  if (p.has(T::kDdown)) elements.uses.push_back(T::kHidden);
+  links.push_back(elements);
+  if (p.has(T::kDlogits) || p.has(T::kDweights)) {
+    links.push_back({.name = "route_backward", .step = Step::kRouteBackward});
+  }
+  const auto weight = [&](const char* name, T a, T b, T out) {
+    if (p.has(out)) links.push_back({.name = name, .a = a, .b = b, .out = out, .of_weights = true});
+  };
+  weight("ddown", T::kDoutRows, T::kHidden, T::kDdown);
+  weight("dup", T::kDbefore, T::kXRows, T::kDup);
+  weight("dgate", T::kDbeforeGate, T::kXRows, T::kDgate);
+  if (p.has(T::kDx)) {
+    links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDxRows, .b_transposed = true});
+    if (gated) {
+      links.push_back({.name = "dx_of_gate",
+                       .a = T::kDbeforeGate,
+                       .b = T::kGate,
+                       .out = T::kDxRows,
+                       .b_transposed = true,
+                       .residual = T::kDxRows});
+    }
+    links.push_back({.name = "combine", .step = Step::kCombine});
+  }
+  return links;
+}
+
+// Whether rows start at multiples of 16 bytes; those in the workspace do.
+bool is_aligned(const MoeProblem& p, T tensor) {
+  return tensor == T::kNone || !p.has(tensor) || (p.aligned & bit_of(tensor)) != 0;
+}
+
+GemmProblem product_of(const MoeProblem& p, const Link& link) {
+  GemmProblem g;
+  g.op = GemmOp::kGrouped;
+  g.dtype = g.out_dtype = p.dtype;
+  const auto a = shape_of(p, link.a).dims, b = shape_of(p, link.b).dims;
+  g.grouping = link.of_weights ? kRaggedSums : kRaggedRows;
+  g.groups = p.experts;
+  g.a_transposed = link.of_weights;
+  g.b_transposed = link.of_weights || link.b_transposed;
+  g.m = a[g.a_transposed ? 2 : 1];
+  g.k = a[g.a_transposed ? 1 : 2];
+  g.n = b[g.b_transposed ? 2 : 1];
+  g.activation = link.activates ? p.activation : kIdentity;
+  g.gated = link.gate != T::kNone;
+  g.preactivation = link.preactivation != T::kNone;
+  g.residual = link.residual != T::kNone;
+  g.a_aligned = is_aligned(p, link.a);
+  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate);
+  g.out_aligned = is_aligned(p, link.out);
+  g.epilogue_aligned = is_aligned(p, link.preactivation) && is_aligned(p, link.residual);
+  g.tensor_maps = p.tensor_maps;
+  return g;
+}
+
+MlpProblem gated_problem(const MoeProblem& p) {
+  MlpProblem g;
+  g.dtype = p.dtype;
+  g.m = p.pairs();
+  g.hidden = p.hidden;
+  g.activation = p.activation;
+  return g;
+}
+MlpGatedConfig gated_config(const MoeProblem& p) {
+  return mlp::gated_config(gated_problem(p), is_aligned(p, T::kBefore) && is_aligned(p, T::kBeforeGate));
+}
+
+// Where in the workspace a tensor is.
+struct Part {
+  T tensor;
+  std::size_t at;
+  std::int64_t row_stride;
+};
+
+// A product has the recipe that gemm would choose for it.
+struct Chosen {
+  Link link;
+  engine::Config config;
+  double microseconds = 0;
+  engine::Recipe<GemmFamily> recipe;
+};
+struct Chain {
+  std::vector<Chosen> links;
+  std::vector<Part> parts;
+  std::size_t scratch = 0;  // where the products' own workspace is: one after another they use the same
+  std::size_t bytes = 0;
+};
+
+void place(const MoeProblem& p, T tensor, Chain& chain) {
+  if (tensor == T::kNone || p.has(tensor)) return;
+  const auto is = [](T t) { return [t](const Part& part) { return part.tensor == t; }; };
+  if (std::any_of(chain.parts.begin(), chain.parts.end(), is(tensor))) return;
+  // Results take the place of rows that are no longer needed by then.
+  const T earlier = tensor == T::kOutRows ? T::kXRows : tensor == T::kDxRows ? T::kDoutRows : T::kNone;
+  const auto there = std::find_if(chain.parts.begin(), chain.parts.end(), is(earlier));
+  if (there != chain.parts.end()) {
+    chain.parts.push_back({tensor, there->at, there->row_stride});
+    return;
+  }
+  const auto dims = shape_of(p, tensor).dims;
+  const bool of_router = tensor >= T::kRowWeights;
+  const auto size = of_router ? std::int64_t{4} : static_cast<std::int64_t>(size_of(p.dtype));
+  const std::int64_t stride = of_router ? dims[2] : ceil_div(dims[2] * size, 16) * 16 / size;
+  chain.parts.push_back({tensor, chain.bytes, stride});
+  chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(dims[1], stride, size)));
+}
+
+Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
+  if (!device.is_cpu() && (p.experts > kMoeMostExperts || p.top_k > kMoeMostTopK)) {
+    return Status(TESSERA_UNSUPPORTED, format("takes up to {} experts and a top_k of {} on GPUs, not {} and {}",
+                                              kMoeMostExperts, kMoeMostTopK, p.experts, p.top_k));
+  }
+  Chain chain;
+  std::size_t most = 0;
+  for (const Link& link : links_of(p)) {
+    Chosen chosen{.link = link, .config = {}, .recipe = {}};
+    if (link.is_product()) {
+      for (const T t : {link.a, link.out, link.preactivation}) place(p, t, chain);
+      const GemmProblem product = product_of(p, link);
+      const auto selection = engine::select<GemmFamily>(product, device);
+      if (selection.candidates.empty()) {
+        const bool named = !selection.refusals.empty();
+        return Status(TESSERA_UNSUPPORTED, named ? selection.refusals.front().reason : "no kernel for its products");
+      }
+      const auto& best = selection.candidates.front();
+      auto recipe = best.implementation->recipe(product, device, best.offer.config);
+      if (!recipe)
+        return Status(TESSERA_INTERNAL, format("{} does not take its own Config", best.implementation->name));
+      chosen.recipe = *std::move(recipe);
+      chosen.microseconds = best.offer.microseconds;
+      for (engine::StepConfig step : best.offer.config) {
+        step.step = step.step == "main" ? link.name : format("{}_{}", link.name, step.step);
+        chosen.config.push_back(std::move(step));
+      }
+      most = std::max(most, chosen.recipe.workspace);
+    } else {
+      for (const T t : link.uses) place(p, t, chain);
+      chosen.microseconds = link.step ? gemm::step_time(bytes_of(*link.step, p)) : mlp::gated_time(gated_problem(p));
+    }
+    chain.links.push_back(std::move(chosen));
+  }
+  chain.scratch = chain.bytes;
+  chain.bytes += most;
+  return chain;
+}
+
+engine::Config named(const Chain& chain) {
+  engine::Config config;
+  for (const Chosen& one : chain.links) config.insert(config.end(), one.config.begin(), one.config.end());
+  return config;
+}
+
+MlpArgs gated_args(const MoeArgs& args) {
+  MlpArgs gated;
+  gated.problem = gated_problem(args.problem);
+  gated[MlpTensor::kBefore] = args[T::kBefore];
+  gated[MlpTensor::kBeforeGate] = args[T::kBeforeGate];
+  gated[MlpTensor::kHidden] = args[T::kHidden];
+  return gated;
+}
+
+Status enqueue(const Chain& chain, const Device& device, const MoeArgs& given, const engine::Launch& launch) {
+  MoeArgs args = given;
+  auto* workspace = static_cast<std::byte*>(launch.workspace);
+  for (const Part& part : chain.parts) args[part.tensor] = {workspace + part.at, part.row_stride};
+  std::size_t next = 0;
+  for (const Chosen& one : chain.links) {
+    const Link& link = one.link;
+    Status s;
+    if (link.is_product()) {
+      const auto view = [&](T tensor) { return tensor == T::kNone ? GemmView() : args[tensor]; };
+      GemmArgs product;
+      product.problem = one.recipe.problem;
+      product.a = view(link.a);
+      product.b = view(link.b);
+      product.gate = view(link.gate);
+      product.out = view(link.out);
+      product.residual = view(link.residual);
+      product.preactivation = view(link.preactivation);
+      product.offsets = args.data<std::int32_t>(T::kOffsets);
+      std::vector<const cuda::Kernel*> kernels;
+      for (const engine::Step& step : one.recipe.steps) {
+        if (step.kernel) kernels.push_back(launch.kernels[next++]);
+      }
+      s = one.recipe.enqueue(product, {kernels, workspace + chain.scratch, launch.stream});
+    } else if (device.is_cpu()) {
+      if (link.step) {
+        run_on_cpu(*link.step, args, device.threads);
+      } else {
+        mlp::run_gated(gated_args(args), device.threads);
+      }
+    } else if (link.step) {
+      s = enqueue(*link.step, args, *launch.kernels[next++], launch.stream);
+    } else {
+      const auto work = mlp::gated_work(gated_args(args), gated_config(args.problem));
+      s = work.ok() ? cuda::launch(*launch.kernels[next++], *work, launch.stream) : work.status();
+    }
+    if (!s.ok()) return s;
+  }
+  return {};
+}
+
+std::optional<std::string> refuses(const MoeProblem& p, const Device& device) {
+  const auto chain = chain_of(p, device);
+  if (!chain.ok()) return std::string(chain.status().message());
+  return std::nullopt;
+}
+
+std::vector<engine::Offer> offers(const MoeProblem& p, const Device& device) {
+  const auto chain = chain_of(p, device);
+  if (!chain.ok()) return {};
+  double microseconds = 0;
+  std::string why;
+  for (const Chosen& one : chain->links) {
+    microseconds += one.microseconds;
+    why += format("{}{} {:.3g} us", why.empty() ? "" : ", ", one.link.name, one.microseconds);
+  }
+  return {{named(*chain), chain->bytes, microseconds, why}};
+}
+
+std::optional<Recipe> recipe(const MoeProblem& p, const Device& device, const engine::Config& config) {
+  auto chain = chain_of(p, device);
+  if (!chain.ok() || named(*chain) != config) return std::nullopt;
+  Recipe recipe;
+  recipe.problem = p;
+  for (const Chosen& one : chain->links) {
+    if (one.link.is_product()) {
+      for (const engine::Step& step : one.recipe.steps) {
+        recipe.steps.push_back(
+            {step.name == "main" ? one.link.name : format("{}_{}", one.link.name, step.name), step.kernel});
+      }
+    } else if (device.is_cpu()) {
+      recipe.steps.push_back({one.link.name, std::nullopt});
+    } else {
+      recipe.steps.push_back(
+          {one.link.name, one.link.step ? instance_of(*one.link.step, p) : mlp::instance_of(gated_config(p))});
+    }
+  }
+  recipe.workspace = chain->bytes;
+  recipe.enqueue = [chain = *std::move(chain), device](const MoeArgs& args, const engine::Launch& launch) {
+    return enqueue(chain, device, args, launch);
+  };
+  return recipe;
+}
+
+}  // namespace
+
+// Its products are instances of gemm's kernels, which the gate compiles for gemm.
+Implementation chained() {
+  return {"moe_chained",
+          MoeFamily::bit_of(MoeOp::kForward) | MoeFamily::bit_of(MoeOp::kBackward),
+          {"gemm/dense.cuh", "gemm/dense_sm90.cuh", "gemm/split_reduce.cuh", "gemm/pad_rows.cuh", "mlp/gated.cuh",
+           "moe/route.cuh", "moe/rows.cuh", "moe/elements.cuh"},
+          refuses,
+          offers,
+          recipe,
+          nullptr,
+          nullptr};
+}
+
+}  // namespace tessera::moe
