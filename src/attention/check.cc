@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "attention/check_data.h"
 #include "attention/params.h"
 #include "base/arguments.h"
 #include "base/format.h"
@@ -52,7 +53,7 @@ class Checker {
     TESSERA_CHECK(check_alignment());
     canonicalise_window();
     fill_views();
-    return {};
+    return can_read_host_data() ? check_cache(out_.args) : Status();
   }
 
  private:
@@ -414,7 +415,7 @@ class Checker {
                  "cu_seqlens_q and cu_seqlens_k",
                  in_.max_seqlen_q, in_.max_seqlen_k));
     }
-    return can_read_host_data() ? check_cache() : Status();
+    return {};
   }
 
   Status check_cu_seqlens(const char* name, const CheckedTensor& tensor, const char* rows_of, std::int64_t rows,
@@ -429,51 +430,6 @@ class Checker {
     const auto longest = longest_sequence({name, rows_of, max_name}, cu, problem_.batch, rows, given_max);
     if (!longest.ok()) return longest.status();
     if (given_max == 0) *max_length = *longest;
-    return {};
-  }
-
-  // What a GPU checks on the device, for each sequence.
-  Status check_cache() {
-    const AttentionProblem& p = problem_;
-    const auto value = [](const std::optional<CheckedTensor>& tensor, std::int64_t b) {
-      return std::int64_t{static_cast<const std::int32_t*>(tensor->data)[b]};
-    };
-    for (std::int64_t b = 0; b < p.batch; ++b) {
-      std::int64_t length = p.seq_k;
-      if (cache_seqlens_) {
-        length = value(cache_seqlens_, b);
-        if (length < 0 || length > p.seq_k) {
-          return invalid(
-              format("cache_seqlens[{}] is {}; 0 to {}, what the cache holds, is accepted", b, length, p.seq_k));
-        }
-        if (p.seq_new > p.seq_k - length) {
-          return invalid(format("cache_seqlens[{}] is {} and k_new has {} more; the cache holds {}", b, length,
-                                p.seq_new, p.seq_k));
-        }
-      }
-      const std::int64_t position = rotary_seqlens_ ? value(rotary_seqlens_, b) : length;
-      if (p.rotary_dim > 0 && (position < 0 || position > p.rotary_rows - std::max(p.seq_new, p.seq_q))) {
-        return invalid(format("{}[{}] is {}, but rotary_cos has {} positions for it and the {} that follow",
-                              rotary_seqlens_ ? "rotary_seqlens" : "cache_seqlens", b, position, p.rotary_rows,
-                              std::max(p.seq_new, p.seq_q) - 1));
-      }
-      if (cache_batch_idx_ && (value(cache_batch_idx_, b) < 0 || value(cache_batch_idx_, b) >= p.cache_rows)) {
-        return invalid(
-            format("cache_batch_idx[{}] is {}; 0 to {} is accepted", b, value(cache_batch_idx_, b), p.cache_rows - 1));
-      }
-      if (leftpad_k_ && value(leftpad_k_, b) < 0) {
-        return invalid(format("leftpad_k[{}] is {}; it must not be negative", b, value(leftpad_k_, b)));
-      }
-      length += p.seq_new;
-      if (!p.paged) continue;
-      const auto* pages = static_cast<const std::int32_t*>(page_table_->data) + b * page_table_->strides[0];
-      for (std::int64_t page = 0; page * p.page_size < length; ++page) {
-        if (pages[page] < 0 || pages[page] >= p.num_pages) {
-          return invalid(
-              format("page_table[{}, {}] is {}; 0 to {} is accepted", b, page, pages[page], p.num_pages - 1));
-        }
-      }
-    }
     return {};
   }
 
@@ -596,46 +552,6 @@ class Checker {
     problem_.tensor_maps = out_.device.type == TESSERA_CPU || (problem_.vectors && strides_allow_tensor_maps(a));
   }
 
-  static bool rows_allow_vectors(const AttentionArgs& a) {
-    // Strides that do not matter are 0 by now, and tensors that are not given have neither address nor strides.
-    constexpr std::int64_t kAny = 2, kBytes = 16;
-    for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv, &a.k_new, &a.v_new}) {
-      const std::int64_t element = a.problem.fp8 && view != &a.o ? 1 : sizeof(std::uint16_t);
-      if (!allows_vectors(*view, kAny, kAny, kAny, element, kBytes / element)) return false;
-    }
-    return true;
-  }
-
-  bool strides_allow_tensor_maps(const AttentionArgs& a) const {
-    constexpr std::int64_t kEnd = std::int64_t{1} << 39;  // elements: 2^40 bytes
-    const auto fits = [](std::int64_t extent, std::int64_t stride) {
-      return extent <= 1 || (stride > 0 && stride < kEnd);
-    };
-    const auto allows = [&](const TensorView& view, std::int64_t batch, std::int64_t rows, std::int64_t heads) {
-      return fits(batch, view.batch_stride) && fits(rows, view.seq_stride) && fits(heads, view.head_stride);
-    };
-    const AttentionProblem& p = problem_;
-    const std::int64_t batch_q = p.varlen ? 1 : p.batch, rows_q = p.varlen ? p.total_q : p.seq_q;
-    if (!allows(a.q, batch_q, rows_q, p.heads_q)) return false;
-    if (p.op == AttentionOp::kDecode) {
-      const std::int64_t batch_k = p.paged ? p.num_pages : p.cache_rows, rows_k = p.paged ? p.page_size : p.seq_k;
-      for (const TensorView* view : {&a.k, &a.v}) {
-        if (!allows(*view, batch_k, rows_k, p.heads_kv) || !cache_extents_fit(*view, batch_k, rows_k)) return false;
-      }
-      return true;
-    }
-    const std::int64_t batch_k = p.varlen ? 1 : p.batch, rows_k = p.varlen ? p.total_k : p.seq_k;
-    return allows(a.k, batch_k, rows_k, p.heads_kv) && allows(a.v, batch_k, rows_k, p.heads_kv) &&
-           (p.op != AttentionOp::kBackward || allows(a.d_o, batch_q, rows_q, p.heads_q));
-  }
-
-  // Whether keys can be counted through all rows or pages of a cache, in 31 bits.
-  static bool cache_extents_fit(const TensorView& view, std::int64_t batch, std::int64_t rows) {
-    if (rows <= 1 || batch < 1) return false;
-    const std::int64_t pitch = view.batch_stride / view.seq_stride;
-    return batch == 1 || (view.batch_stride % view.seq_stride == 0 && saturating_product(batch, pitch) < kUnbounded);
-  }
-
   const tessera_attention_op op_;
   const tessera_attention& in_;
   const Look look_;
@@ -689,27 +605,6 @@ Status check_into(tessera_attention_op op, const tessera_attention* args, Look l
 }
 
 }  // namespace
-
-Result<std::int64_t> longest_sequence(const PackedNames& names, const std::int32_t* cu, std::int64_t batch,
-                                      std::int64_t rows, std::int64_t given_max) {
-  if (cu[0] != 0) return invalid(format("{}[0] is {}; it must be 0", names.cu_seqlens, cu[0]));
-  std::int64_t longest = 0;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    if (cu[b + 1] < cu[b]) {
-      return invalid(format("{}[{}] is {}, below {}[{}] = {}; it must never fall", names.cu_seqlens, b + 1, cu[b + 1],
-                            names.cu_seqlens, b, cu[b]));
-    }
-    longest = std::max<std::int64_t>(longest, cu[b + 1] - cu[b]);
-  }
-  if (cu[batch] > rows) {
-    return invalid(format("{} ends at {}, past the {} rows of {}", names.cu_seqlens, cu[batch], rows, names.tensor));
-  }
-  if (given_max != 0 && longest > given_max) {
-    return invalid(
-        format("{} is {}, but {} has a sequence of {}", names.max_seqlen, given_max, names.cu_seqlens, longest));
-  }
-  return longest;
-}
 
 Result<CheckedAttention> check(tessera_attention_op op, const tessera_attention* args, Look look) {
   Result<CheckedAttention> checked(std::in_place);

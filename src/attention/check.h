@@ -20,13 +20,4 @@ enum class Look : std::uint8_t {
 // The caller's tensors as a Problem and views, or a message that names the argument, its value and what is accepted.
 Result<CheckedAttention> check(tessera_attention_op op, const tessera_attention* args, Look look);
 
-struct PackedNames {
-  const char* cu_seqlens;
-  const char* tensor;
-  const char* max_seqlen;
-};
-// The longest sequence that cu_seqlens in host memory has, or a message. given_max: 0 if none was given.
-Result<std::int64_t> longest_sequence(const PackedNames& names, const std::int32_t* cu, std::int64_t batch,
-                                      std::int64_t rows, std::int64_t given_max);
-
 }  // namespace tessera::attention

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/check.h"
+#include "attention/check_data.h"
 #include "attention/cpu/e4m3.h"
 #include "attention/params.h"
 #include "base/arguments.h"

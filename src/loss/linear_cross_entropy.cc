@@ -9,8 +9,7 @@
 
 #include "base/arithmetic.h"
 #include "base/format.h"
-#include "engine/select.h"
-#include "gemm/family.h"
+#include "gemm/embedded.h"
 #include "gemm/gpu.h"
 #include "loss/cross_entropy.h"
 #include "loss/family.h"
@@ -59,14 +58,10 @@ GemmProblem product_of(const LossProblem& p, Which which, std::int64_t rows) {
   return g;
 }
 
-// A product with the recipe that gemm would choose for it.
 struct Product {
   Which which;
   std::int64_t rows;
-  std::string name;
-  engine::Config config;
-  double microseconds = 0;
-  engine::Recipe<GemmFamily> recipe;
+  gemm::Embedded product;
   std::size_t first_kernel = 0;  // of its steps, among those of the whole recipe
 };
 
@@ -110,31 +105,19 @@ Result<Plan> plan_of(const LossProblem& p, const Device& device) {
       const auto known = std::find_if(plan.products.begin(), plan.products.end(),
                                       [&](const Product& one) { return one.which == which && one.rows == rows; });
       if (known != plan.products.end()) {
-        plan.microseconds += known->microseconds;
+        plan.microseconds += known->product.microseconds;
         continue;
       }
-      const GemmProblem problem = product_of(p, which, rows);
-      const auto selection = engine::select<GemmFamily>(problem, device);
-      if (selection.candidates.empty()) {
-        const bool named = !selection.refusals.empty();
-        failed = Status(TESSERA_UNSUPPORTED, named ? selection.refusals.front().reason : "no kernel for its products");
+      auto product =
+          gemm::embed(format("{}{}", rows < plan.chunk ? "last_" : "", kNames[static_cast<std::size_t>(which)]),
+                      product_of(p, which, rows), device);
+      if (!product.ok()) {
+        failed = product.status();
         return;
       }
-      const auto& best = selection.candidates.front();
-      auto recipe = best.implementation->recipe(problem, device, best.offer.config);
-      if (!recipe) {
-        failed = Status(TESSERA_INTERNAL, format("{} does not take its own Config", best.implementation->name));
-        return;
-      }
-      Product product{which, rows, {}, {}, best.offer.microseconds, *std::move(recipe)};
-      product.name = format("{}{}", rows < plan.chunk ? "last_" : "", kNames[static_cast<std::size_t>(which)]);
-      for (engine::StepConfig step : best.offer.config) {
-        step.step = step.step == "main" ? product.name : format("{}_{}", product.name, step.step);
-        product.config.push_back(std::move(step));
-      }
-      most = std::max(most, product.recipe.workspace);
-      plan.microseconds += product.microseconds;
-      plan.products.push_back(std::move(product));
+      most = std::max(most, product->recipe.workspace);
+      plan.microseconds += product->microseconds;
+      plan.products.push_back({which, rows, *std::move(product)});
     }
     plan.microseconds += cross_entropy_time(p, rows);
   });
@@ -152,7 +135,9 @@ Result<Plan> plan_of(const LossProblem& p, const Device& device) {
 
 engine::Config named(const Plan& plan) {
   engine::Config config = {{"chunks", {{"rows", plan.chunk}}}};
-  for (const Product& one : plan.products) config.insert(config.end(), one.config.begin(), one.config.end());
+  for (const Product& one : plan.products) {
+    config.insert(config.end(), one.product.config.begin(), one.product.config.end());
+  }
   return config;
 }
 
@@ -166,7 +151,7 @@ Status enqueue(const Plan& plan, const Device& device, const LossArgs& args, con
   const auto size = static_cast<std::int64_t>(size_of(p.dtype));
   Status failed;
   const auto run = [&](Which which, std::int64_t first, std::int64_t rows) -> Status {
-    const Product& product = plan.find(which, rows);
+    const Product& one = plan.find(which, rows);
     const auto rows_from = [&](const LossView& view) {
       return GemmView{static_cast<std::byte*>(view.data) + first * view.row_stride * size, view.row_stride};
     };
@@ -174,7 +159,6 @@ Status enqueue(const Plan& plan, const Device& device, const LossArgs& args, con
     const GemmView weight{args.weight.data, args.weight.row_stride};
     const GemmView dweight{args.dweight.data, args.dweight.row_stride};
     GemmArgs g;
-    g.problem = product.recipe.problem;
     if (which == Which::kLogits) {
       g.a = hidden, g.b = weight, g.out = logits;
     } else if (which == Which::kDhidden) {
@@ -183,11 +167,8 @@ Status enqueue(const Plan& plan, const Device& device, const LossArgs& args, con
       g.a = logits, g.b = hidden, g.out = dweight;
       if (which == Which::kDweightSum) g.residual = dweight;
     }
-    std::vector<const cuda::Kernel*> own;
-    for (const engine::Step& step : product.recipe.steps) {
-      if (step.kernel) own.push_back(launch.kernels[product.first_kernel + own.size()]);
-    }
-    return product.recipe.enqueue(g, {own, workspace + plan.scratch, launch.stream});
+    std::size_t next = one.first_kernel;
+    return one.product.enqueue(g, launch, next, workspace + plan.scratch);
   };
   for_chunks(p, plan.chunk, [&](std::int64_t first, std::int64_t rows) {
     for (const Which which : products_of_chunk(p, first)) {
@@ -232,10 +213,9 @@ std::optional<Recipe> recipe(const LossProblem& p, const Device& device, const e
   std::size_t kernels = 0;
   for (Product& one : plan->products) {
     one.first_kernel = kernels;
-    for (const engine::Step& step : one.recipe.steps) {
-      recipe.steps.push_back({step.name == "main" ? one.name : format("{}_{}", one.name, step.name), step.kernel});
-      if (step.kernel) ++kernels;
-    }
+    one.product.add_steps(recipe.steps);
+    kernels = static_cast<std::size_t>(std::count_if(recipe.steps.begin(), recipe.steps.end(),
+                                                     [](const engine::Step& step) { return step.kernel.has_value(); }));
   }
   std::optional<jit::KernelInstance> rows, reduce;
   if (!device.is_cpu()) {

@@ -4,8 +4,7 @@
 #include <algorithm>
 
 #include "base/format.h"
-#include "engine/select.h"
-#include "gemm/family.h"
+#include "gemm/embedded.h"
 #include "gemm/gpu.h"
 #include "mlp/gated.h"
 #include "moe/family.h"
@@ -147,12 +146,10 @@ struct Part {
   std::int64_t row_stride;
 };
 
-// A product has the recipe that gemm would choose for it.
 struct Chosen {
   Link link;
-  engine::Config config;
   double microseconds = 0;
-  engine::Recipe<GemmFamily> recipe;
+  std::optional<gemm::Embedded> product = std::nullopt;
 };
 struct Chain {
   std::vector<Chosen> links;
@@ -188,26 +185,14 @@ Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
   Chain chain;
   std::size_t most = 0;
   for (const Link& link : links_of(p)) {
-    Chosen chosen{.link = link, .config = {}, .recipe = {}};
+    Chosen chosen{link};
     if (link.is_product()) {
       for (const T t : {link.a, link.out, link.preactivation}) place(p, t, chain);
-      const GemmProblem product = product_of(p, link);
-      const auto selection = engine::select<GemmFamily>(product, device);
-      if (selection.candidates.empty()) {
-        const bool named = !selection.refusals.empty();
-        return Status(TESSERA_UNSUPPORTED, named ? selection.refusals.front().reason : "no kernel for its products");
-      }
-      const auto& best = selection.candidates.front();
-      auto recipe = best.implementation->recipe(product, device, best.offer.config);
-      if (!recipe)
-        return Status(TESSERA_INTERNAL, format("{} does not take its own Config", best.implementation->name));
-      chosen.recipe = *std::move(recipe);
-      chosen.microseconds = best.offer.microseconds;
-      for (engine::StepConfig step : best.offer.config) {
-        step.step = step.step == "main" ? link.name : format("{}_{}", link.name, step.step);
-        chosen.config.push_back(std::move(step));
-      }
-      most = std::max(most, chosen.recipe.workspace);
+      auto product = gemm::embed(link.name, product_of(p, link), device);
+      if (!product.ok()) return product.status();
+      chosen.microseconds = product->microseconds;
+      most = std::max(most, product->recipe.workspace);
+      chosen.product = *std::move(product);
     } else {
       for (const T t : link.uses) place(p, t, chain);
       chosen.microseconds = link.step ? gemm::step_time(bytes_of(*link.step, p)) : mlp::gated_time(gated_problem(p));
@@ -221,7 +206,9 @@ Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
 
 engine::Config named(const Chain& chain) {
   engine::Config config;
-  for (const Chosen& one : chain.links) config.insert(config.end(), one.config.begin(), one.config.end());
+  for (const Chosen& one : chain.links) {
+    if (one.product) config.insert(config.end(), one.product->config.begin(), one.product->config.end());
+  }
   return config;
 }
 
@@ -245,7 +232,6 @@ Status enqueue(const Chain& chain, const Device& device, const MoeArgs& given, c
     if (link.is_product()) {
       const auto view = [&](T tensor) { return tensor == T::kNone ? GemmView() : args[tensor]; };
       GemmArgs product;
-      product.problem = one.recipe.problem;
       product.a = view(link.a);
       product.b = view(link.b);
       product.gate = view(link.gate);
@@ -253,11 +239,7 @@ Status enqueue(const Chain& chain, const Device& device, const MoeArgs& given, c
       product.residual = view(link.residual);
       product.preactivation = view(link.preactivation);
       product.offsets = args.data<std::int32_t>(T::kOffsets);
-      std::vector<const cuda::Kernel*> kernels;
-      for (const engine::Step& step : one.recipe.steps) {
-        if (step.kernel) kernels.push_back(launch.kernels[next++]);
-      }
-      s = one.recipe.enqueue(product, {kernels, workspace + chain.scratch, launch.stream});
+      s = one.product->enqueue(product, launch, next, workspace + chain.scratch);
     } else if (device.is_cpu()) {
       if (link.step) {
         run_on_cpu(*link.step, args, device.threads);
@@ -299,11 +281,8 @@ std::optional<Recipe> recipe(const MoeProblem& p, const Device& device, const en
   Recipe recipe;
   recipe.problem = p;
   for (const Chosen& one : chain->links) {
-    if (one.link.is_product()) {
-      for (const engine::Step& step : one.recipe.steps) {
-        recipe.steps.push_back(
-            {step.name == "main" ? one.link.name : format("{}_{}", one.link.name, step.name), step.kernel});
-      }
+    if (one.product) {
+      one.product->add_steps(recipe.steps);
     } else if (device.is_cpu()) {
       recipe.steps.push_back({one.link.name, std::nullopt});
     } else {
