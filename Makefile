@@ -60,10 +60,10 @@ kernels: build
 unit: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 
-# Every instance for three architectures, one of each kernel for others; `make release` compiles all of them.
+# Every instance for three architectures, one of each kernel for others (sm_86 shares the code of sm_89); `make release` compiles all of them.
 compile-gate: build
 	@$(TESSERA) compile --arch sm_75,sm_80,sm_90a
-	@$(TESSERA) compile --brief --arch sm_86,$(NEW_ARCHS)
+	@$(TESSERA) compile --brief --arch sm_89,$(NEW_ARCHS)
 
 # Left out: what runs the same code many times to compare bits. intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's
 # thread-local memory ends, and crashes if it is wrong.

@@ -14,6 +14,7 @@ and else, before Ampere, in float16 with a scaled loss.
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import pathlib
@@ -79,8 +80,8 @@ def adapt(model, rank, quantise, dtype):
     return count
 
 
-def text(length, path=None):
-    """At least `length` bytes of real text, as tokens: its bytes, or those of the tokenizer in `path`."""
+def text(length, folder=None):
+    """At least `length` bytes of real text, as tokens: its bytes, or those of the tokenizer in `folder`."""
     pieces, size = [], 0
     for path in sorted(pathlib.Path(os.__file__).parent.glob("*.py")):
         pieces.append(path.read_bytes())
@@ -88,8 +89,8 @@ def text(length, path=None):
         if size > 4 * length + (1 << 20):
             break
     read = b"".join(pieces)
-    if path and any((pathlib.Path(path) / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
-        return torch.tensor(AutoTokenizer.from_pretrained(path)(read.decode(errors="replace"))["input_ids"])
+    if folder and any((pathlib.Path(folder) / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+        return torch.tensor(AutoTokenizer.from_pretrained(folder)(read.decode(errors="replace"))["input_ids"])
     return torch.frombuffer(bytearray(read), dtype=torch.uint8).long()
 
 
@@ -248,6 +249,7 @@ def main():
                         help="4-bit frozen weights, with bitsandbytes")
     parser.add_argument("--model", metavar="PATH", help="a folder with config.json and safetensors, sharded or not")
     parser.add_argument("--state", metavar="FILE", help="LoRA and optimizer: loaded if the file exists, saved at the end")
+    parser.add_argument("--json", metavar="FILE", help="write each step's loss, gradient norm and seconds, and peak memory")
     parser.add_argument("--check", nargs="+", choices=CHECKS, help="run these self-checks on the toy and train nothing")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: what the device has")
@@ -290,13 +292,14 @@ def main():
     if options.state and os.path.exists(options.state):
         trainer.load(options.state)
         print(f"goes on after step {trainer.step_count} of {options.state}")
-    seconds, losses = [], []
+    seconds, losses, norms = [], [], []
     progress = tqdm(range(options.steps), unit="step", file=sys.stdout)
     for _ in progress:
         ids = batch_at(trainer.step_count, tokens, options, device)
         begin = time.perf_counter()
         loss, norm = trainer.step(ids)
         losses.append(loss)
+        norms.append(norm)
         seconds.append(time.perf_counter() - begin)
         rate = ids.numel() / seconds[-1]
         progress.set_postfix_str(
@@ -306,6 +309,12 @@ def main():
     # The first step compiles kernels and fills the allocator.
     steady = sorted(seconds[1:] or seconds)
     rate = options.batch * options.seq / steady[len(steady) // 2]
+    if options.json:
+        said = dict(attention=options.attention, layers=model.config.num_hidden_layers, dtype=str(dtype)[6:],
+                    four_bit=options.four_bit, batch=options.batch, seq=options.seq, checkpointing=options.checkpointing,
+                    offload=options.offload, tokens_per_s=rate, peak_GiB=memory(device), seconds=seconds, losses=losses,
+                    gradient_norms=norms)
+        pathlib.Path(options.json).write_text(json.dumps(said, indent=1) + "\n")
     few = max(1, min(5, len(losses) // 2))
     print(
         f"loss {sum(losses[:few]) / few:.3f} -> {sum(losses[-few:]) / few:.3f} in {len(losses)} steps of "

@@ -7,30 +7,34 @@ that should catch it run: verify's suites, `tessera bench --check`, a GPU test f
 `python -m tessera.bench` if this Python has a PyTorch that sees the GPU. Races that an idle GPU hides are looked for with
 late warps (delayed_sources.py), which unchanged kernels must survive. Every command also runs on an
 unchanged copy and must pass there: a check that always fails catches nothing. The table, the output of every command
-and break_kernels.json go to OUT.
+and break_kernels.json go to OUT; a later run with the same OUT keeps what was caught with the same sources, so that a
+run that was stopped can go on.
 
-Exit code: 0 if all were caught, 1 if one was not, 2 for bad usage or a mutation that does not match its source, 3 if
-there is no GPU.
+Exit code: 0 if all were caught, 1 if one was not or was left for a later run, 2 for bad usage or a mutation that does
+not match its source, 3 if there is no GPU.
 """
 
 import argparse
 import concurrent.futures
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import delayed_sources
 from mutations import MUTATIONS, PEERS, Mutation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TIMEOUT_S = 120
+TIMEOUT_S = 75  # kernels that wait for each other
 
 
 class Misfit(Exception):
@@ -86,10 +90,11 @@ class Checks:
     # Each check returns (bad, of, a note): bad of `of` results are wrong.
     def gate(self, label, folder, m):
         record = self.out / f"{label}.json"
+        # ptxas takes most of the time, and finds nothing that the checks of a mutation without a gate look for.
         code, found = self.run(label, folder, [self.tessera, "compile", "--arch", m.compile[0], "--kernel",
-                                               m.compile[1], "--json", record], record)
+                                               m.compile[1], "--json", record, *([] if m.gate else ["--ptx"])], record)
         rows = found.get("rows", [])
-        broken = [row for row in rows if row["registers"] < 0]
+        broken = [row for row in rows if row["registers"] < 0 and not row["passed"]]
         if broken or not rows:
             return 0, 0, "does not compile" if broken else f"compile exited with {code}"
         bad = [row["failure"].splitlines()[0] for row in rows if not row["passed"]]
@@ -200,6 +205,33 @@ def sees_gpu(python):
     return subprocess.run([python, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
+def key_of(m, kernels):
+    """Changes with the mutation, its checks on a GPU, and the code of every kernel that has its file in it."""
+    texts = {str(file.relative_to(kernels)): file.read_text() for file in kernels.rglob("*") if file.is_file()}
+    included = {name: [other for other in re.findall(r'#include "([^"]+)"', text) if other in texts]
+                for name, text in texts.items()}
+
+    def closure(names, edges):
+        found, new = set(), set(names)
+        while new:
+            found |= new
+            new = {other for name in new for other in edges[name]} - found
+        return found
+
+    including = {name: [other for other in texts if name in included[other]] for name in texts}
+    files = closure(closure([m.file] if m.file else texts, including), included)
+    checked = repr(dataclasses.replace(m, compile=()))
+    return hashlib.sha256((checked + "".join(name + texts[name] for name in sorted(files))).encode()).hexdigest()[:16]
+
+
+def earlier_rows(out):
+    try:
+        return {row["key"]: row for row in json.loads((out / "break_kernels.json").read_text())["rows"]
+                if row.get("key") and row["caught"]}
+    except (OSError, ValueError):
+        return {}
+
+
 def table(rows):
     lines = [("mutation", "kernel", "", "failed/run", "bench wrong/rows", "caught", "")]
     for row in rows:
@@ -208,7 +240,7 @@ def table(rows):
             if other in row:
                 found = "{}/{} ({})".format(*row[other], other.replace("_", " "))
                 figures[other == "peers"] += f", {found}" if figures[other == "peers"] else found
-        caught = "-" if row["caught"] is None else "yes" if row["caught"] else "NO"
+        caught = row.get("left") or ("-" if row["caught"] is None else "yes" if row["caught"] else "NO")
         note = row["notes"][0] if row["notes"] else ""
         lines.append((row["mutation"], row["kernel"], row["race"], *figures, caught, note[:100]))
     widths = [max(len(line[i]) for line in lines) for i in range(6)]
@@ -254,33 +286,55 @@ def compile_all(checks, chosen, jobs):
     return 0 if all(rows) else 1
 
 
-def break_all(checks, chosen, arch, with_peers, jobs):
+def break_all(checks, chosen, arch, options):
     """Runs several at once: compiling takes most of the time, and a busy GPU makes races more likely."""
-    work = []  # (mutation, its sources, its steps); no sources if it needs another architecture
-    for m in chosen:
-        fits = number(m.compile[0]) <= number(arch) and (m.compile[0] != "sm_90a" or arch == "sm_90a")
-        work.append((m, checks.copy((m,), m.delayed) if fits else None, list(steps_of(checks, m))))
-    if with_peers:
-        everything = Mutation("every_kernel_skips_a_tile", "", (), (), "as chosen")
-        work.append((everything, checks.copy([m for m in MUTATIONS if m.name in PEERS]), [(checks.peers, ())]))
+    begin, lock, rows = time.monotonic(), threading.Lock(), {}
+    earlier = earlier_rows(checks.out)
+    work = list(chosen)
+    if not options.only and sees_gpu(options.python):
+        work.append(Mutation("every_kernel_skips_a_tile", "", (), (), "as chosen"))
 
-    def judge(m, folder, steps):
-        if folder is None:
+    def judged(m):
+        if not m.compile:
+            folder, steps = checks.copy([one for one in MUTATIONS if one.name in PEERS]), [(checks.peers, ())]
+        elif number(m.compile[0]) > number(arch) or (m.compile[0] == "sm_90a" and arch != "sm_90a"):
             return {"mutation": m.name, "kernel": m.kernel, "race": race_of(m), "caught": None,
                     "notes": [f"needs {m.compile[0]}, this is {arch}"]}
+        else:
+            folder, steps = checks.copy((m,), m.delayed), list(steps_of(checks, m))
+        since = time.monotonic()
         row = checks.judge(m, folder, steps)
-        print(table([row]).splitlines()[1], flush=True)
+        row["seconds"] = round(time.monotonic() - since, 1)
         return row
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        rows = list(pool.map(lambda item: judge(*item), work))
+    def judge(m):
+        key = key_of(m, checks.kernels)
+        if key in earlier:
+            row = earlier[key]
+        elif options.seconds and time.monotonic() - begin > options.seconds:
+            row = {"mutation": m.name, "kernel": m.kernel, "race": race_of(m), "caught": False, "left": "not run",
+                   "notes": []}
+        else:
+            row = judged(m) | {"key": key}
+            print(table([row]).splitlines()[1], flush=True)
+        with lock:
+            rows[m.name] = row
+            found = [rows[one.name] for one in work if one.name in rows]
+            (checks.out / "break_kernels.json").write_text(json.dumps({"arch": arch, "rows": found}, indent=1) + "\n")
+
+    for m in chosen:  # before anything runs
+        edited(m, (checks.kernels / m.file).read_text())
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(judge, work))
+    rows = [rows[m.name] for m in work]
     text = table(rows)
-    (checks.out / "break_kernels.json").write_text(json.dumps({"arch": arch, "rows": rows}, indent=1) + "\n")
     (checks.out / "break_kernels.txt").write_text(text + "\n")
-    missed = sum(row["caught"] is False for row in rows)
-    ran = sum(row["caught"] is not None for row in rows)
-    print(f"\n{text}\n\n{ran - missed} of {ran} caught on {arch}; {len(rows) - ran} more do not count")
-    return 1 if missed or not ran else 0
+    left = sum("left" in row for row in rows)
+    ran = sum(row["caught"] is not None for row in rows) - left
+    caught = sum(row["caught"] is True for row in rows)
+    print(f"\n{text}\n\n{caught} of {ran} caught on {arch}; {len(rows) - ran - left} more do not count"
+          f"{f'; {left} not run' if left else ''}")
+    return 0 if caught == ran and not left and ran else 1
 
 
 def main(arguments=None):
@@ -299,6 +353,8 @@ def main(arguments=None):
     parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="sources to copy and change")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), metavar="N",
                         help="mutations at a time; default: half of the cores, %(default)s here")
+    parser.add_argument("--seconds", type=float, default=0, metavar="S", help="start none after this time; a later run "
+                        "with the same OUT goes on")
     parser.add_argument("--python", default=sys.executable, metavar="PATH",
                         help="a Python with PyTorch, for the comparison with peers; default: this one")
     options = parser.parse_args(arguments)
@@ -327,8 +383,7 @@ def main(arguments=None):
             if not devices:
                 print("error: no GPU here; --compile needs none", file=sys.stderr)
                 return 3
-            with_peers = not options.only and sees_gpu(options.python)
-            return break_all(checks, chosen, devices[0]["arch"], with_peers, options.jobs)
+            return break_all(checks, chosen, devices[0]["arch"], options)
         except (Misfit, delayed_sources.Misfit) as problem:
             print(f"error: {problem}", file=sys.stderr)
             return 2

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """collect_results.py OUT RESULTS: turns what scripts/gpu_check.sh left in OUT into the files that are committed.
 
-verify.json has each suite's counts and, one case per line, the error divided by the allowed error. peers.json, bench.json,
-training.json, evidence.json, doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps
-its family, op, fields and tags, whatever a family calls them. Files that OUT does not have stay as they are.
+verify.json has each suite's counts and, one case per line, the error divided by the allowed error; fuzz.json adds up the
+runs that were side by side. peers.json, bench.json, training.json, products.json, evidence.json, dram_bytes.json,
+doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps its family, op, fields and tags,
+whatever a family calls them. Files that OUT does not have stay as they are.
 """
 
 import json
 import pathlib
 import sys
 
-KEPT = ("peers", "bench", "training", "evidence", "doctor", "verified")
+KEPT = ("peers", "bench", "training", "products", "evidence", "dram_bytes", "doctor", "verified")
 
 
 def verify_summary(report):
@@ -27,6 +28,20 @@ def verify_summary(report):
     kept = {key: report[key] for key in ("date", "version", "suite", "device", "arch_code", "seed", "repeat", "passed", "failed", "refused",
                                          "worst_error_over_allowed", "worst_case", "seconds")}
     return kept | {"refusals": reasons, "cases": cases}
+
+
+def fuzz_summary(runs):
+    kernels = {}
+    for run in runs:
+        for name, found in run["kernels"].items():
+            kernel = kernels.setdefault(name, {"problems": 0, "worst_ratio": 0})
+            kernel["problems"] += found["problems"]
+            kernel["worst_ratio"] = max(kernel["worst_ratio"], found["worst_ratio"])
+    summed = {key: sum(run[key] for run in runs) for key in ("problems", "failed", "refused", "passed_over", "instances")}
+    return {key: runs[0][key] for key in ("date", "version", "device", "arch_code")} | summed | {
+        "seeds": [[run["first_seed"], run["last_seed"]] for run in runs],
+        "seconds": max(run["seconds"] for run in runs), "kernels": dict(sorted(kernels.items())),
+        "failures": [failure for run in runs for failure in run.get("failures", [])]}
 
 
 def dump(value, depth=0):
@@ -70,6 +85,9 @@ def collect(out, results):
         file = out / f"{name}.json"
         if file.exists():
             (results / file.name).write_text(dump(without_paths(json.loads(file.read_text()))) + "\n")
+    fuzz = [json.loads(file.read_text()) for file in sorted(out.glob("fuzz_*.json"))]
+    if fuzz:
+        (results / "fuzz.json").write_text(dump(fuzz_summary(fuzz)) + "\n")
     for name in ("summary", "python", "break_kernels"):
         file = out / f"{name}.txt"
         if file.exists():

@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# scripts/gpu_check.sh OUT [STAGE...]: the checks that need a GPU, in stages of at most 8 minutes:
+# scripts/gpu_check.sh OUT [STAGE...]: the checks that need a GPU, in stages of at most 8 minutes, 25 in all on an H200 with
+# 16 cores:
 #
 #   tests      doctor, the GPU tests of the library and of the Python package
 #   verify     suite full with code for this GPU and for older ones, suites hostile and long, repeated runs
 #   sanitizer  compute-sanitizer on a small suite
-#   bench      times of every shape, and many single calls of some
+#   fuzz       random small problems
+#   break      mutation tests: that the checks catch broken kernels
+#   bench      times of every shape, many single calls of some, and bytes of memory traffic
 #   peers      the comparison with other libraries
 #   training   whole training steps of examples/transformer_np (only if named; needs the Python package on the path)
-#   break      mutation tests: that the checks catch broken kernels (only if named)
+#   products   products, MLPs, experts, losses and norms beside PyTorch (likewise)
 #
-# Without names: all but the last two. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed
-# to repeat it), so a run that was stopped can go on. Everything is written to OUT, results/<gpu>/ is updated, and the
-# summary names what failed and what was not run. The exit code is 1 if a check failed, 3 if there is no GPU.
+# Without names: all but the last two. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed to
+# repeat it), and verify and break keep what passed with the same kernels, so a run that was stopped can go on. Everything
+# is written to OUT, results/<gpu>/ is updated, and the summary names what failed, what was skipped and what was not run.
+# The exit code is 1 if a check failed, 3 if there is no GPU.
 #
 # BUILD (default: build) is the build directory; the program is built if it is missing. PYTHON (default: python3) is a
 # Python with PyTorch, for the peers, and with pytest, for the package's tests, which need the package on its path.
@@ -19,7 +23,8 @@ set -uo pipefail
 out=${1:?usage: scripts/gpu_check.sh OUT [STAGE...]}
 shift
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(tests verify sanitizer bench peers)
+all=(tests verify sanitizer fuzz break bench peers training products)
+[ ${#stages[@]} -gt 0 ] || stages=("${all[@]:0:7}")
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -35,6 +40,11 @@ export TESSERA_NO_TUNING=1
 summary=/dev/null
 bad=0
 say() { echo "$*" | tee -a "$summary"; }
+# A stage with a step that could not be run has not passed: it is run again.
+skip() {
+  say "skipped $*"
+  skipped=1
+}
 
 # verdict NAME CODE SECONDS-OR-NOTHING
 verdict() {
@@ -58,12 +68,15 @@ step() {
   return $code
 }
 
-# Steps that measure no time run in parallel, because they spend most of theirs on the host. They are reported in the
-# order in which they started.
+# Steps that measure no time run in parallel, because they spend most of theirs on the host; no more at once than fit into
+# the GPU's memory. They are reported in the order in which they started.
+at_once=10
+wait_for_room() { while [ "$(jobs -rp | wc -l)" -ge $at_once ]; do wait -n; done; }
 started=()
 start() {
   local name=$1 limit=$2
   shift 2
+  wait_for_room
   started+=("$name")
   (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
 }
@@ -75,50 +88,57 @@ finish_all() {
     code=$(cat "$out/$name.code")
     rm "$out/$name.code"
     if [ "$name" = $for_information ]; then say "info    $name"; else verdict "$name" "$code" ""; fi
-    say "$(grep -E ' passed|tests? ran|PASSED|SUMMARY|worst error|equal' "$out/$name.txt" | tail -n 6 | sed 's/^/          /')"
+    grep -E ' passed|tests? ran|PASSED|SUMMARY|worst error|equal|problems' "$out/$name.txt" | tail -n 6 | sed 's/^/          /' |
+      tee -a "$summary"
+    grep -E '^SKIPPED|^\[  SKIPPED \]|^not run' "$out/$name.txt" | sort -u | sed "s/^/skipped in $name: /" | tee -a "$summary"
   done
   started=()
 }
 
 stage_tests() {
-  if [ -x "$build/bin/cuda_test" ]; then start cuda_test 300 "$build/bin/cuda_test"; else say "skipped cuda_test: not built"; fi
+  if [ -x "$build/bin/cuda_test" ]; then start cuda_test 300 "$build/bin/cuda_test"; else skip "cuda_test: not built"; fi
   if "$python" -c 'import tessera, pytest, torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
-    start python 400 "$python" -m pytest -q -rs -p no:cacheprovider -m cuda tests/python
+    local side_by_side=()
+    "$python" -c 'import xdist' 2> /dev/null && side_by_side=(-n 4)
+    start python 470 "$python" -m pytest -q -rs -p no:cacheprovider "${side_by_side[@]}" -m cuda tests/python
   else
-    say "skipped python: $python has no tessera and pytest, or no PyTorch that sees the GPU"
+    skip "python: $python has no tessera and pytest, or no PyTorch that sees the GPU"
   fi
   finish_all
-  if grep -q PASSED "$out/cuda_test.txt" && ! grep -q FAILED "$out/cuda_test.txt"; then
+  if grep -qs PASSED "$out/cuda_test.txt" && ! grep -q FAILED "$out/cuda_test.txt"; then
     "$tessera" kernels --record "$record" --by cuda_test --kernel attention/backward_preprocess.cuh
   fi
 }
 
 stage_verify() {
-  local verify=("$tessera" verify --device cuda)
-  # The suite in parts side by side, then all of them together. What the time did not suffice for is left to the next run
-  # of this stage.
+  local verify=("$tessera" verify --device cuda) suite arch part left
+  # Code for sm_90 is the portable kernels on Hopper.
+  for suite in long hostile repeat; do
+    local what=(--suite $suite)
+    [ $suite = hostile ] && what+=(--arch-code native,sm_90)
+    [ $suite = repeat ] && what=(--suite full --filter det --repeat 100)
+    start "verify_$suite" 350 "${verify[@]}" "${what[@]}" --seconds 310 --resume "$out/verify_$suite.json" --json "$out/verify_$suite.json"
+  done
+  # The suite in parts side by side, then all of them together: what no part has, or had no time for.
   mkdir -p "$out/parts"
-  local arch part
   for arch in native sm_80 sm_75; do
-    for part in fwd/ bwd/ dec/ gemm/ norm rotary/ gmm linear_cross; do
-      timeout 160 "${verify[@]}" --suite full --arch-code $arch --filter $part --seconds 130 \
-        --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/parts/${arch}_${part%/}.json" \
+    for part in fwd/ bwd/ dec/ gemm/ mlp/ moe/ norm rotary/ gmm linear_cross; do
+      wait_for_room
+      left=$((310 - SECONDS + from))
+      [ $left -gt 0 ] || break 2
+      timeout $((left + 40)) "${verify[@]}" --suite full --arch-code $arch --filter $part \
+        --seconds $left --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/parts/${arch}_${part%/}.json" \
         > "$out/parts/${arch}_${part%/}.txt" 2>&1 &
     done
-    wait
   done
-  step verify_full 100 "${verify[@]}" --suite full --arch-code native,sm_80,sm_75 --seconds 60 \
-    --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/verify_full.json" --record "$record"
-  # Code for sm_90 is the portable kernels on Hopper.
-  start verify_hostile 300 "${verify[@]}" --suite hostile --arch-code native,sm_90 --json "$out/verify_hostile.json"
-  start verify_long 300 "${verify[@]}" --suite long --json "$out/verify_long.json"
-  start verify_repeat 300 "${verify[@]}" --suite full --filter det --repeat 100 --json "$out/verify_repeat.json"
   finish_all
+  lines=6 step verify_full 110 "${verify[@]}" --seconds 70 --suite full --arch-code native,sm_80,sm_75 \
+    --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/verify_full.json" --record "$record"
 }
 
 stage_sanitizer() {
   if ! command -v compute-sanitizer > /dev/null; then
-    say "skipped sanitizer: compute-sanitizer is not on the path"
+    skip "sanitizer: compute-sanitizer is not on the path"
     return
   fi
   local sanitize=(compute-sanitizer --error-exitcode 9) small_set=("$tessera" verify --device cuda --suite sanitize) code
@@ -139,15 +159,32 @@ stage_sanitizer() {
   rm -rf "$out/racecheck_kernels"
 }
 
+# Seeds far apart, and together at most 200 kernel instances.
+stage_fuzz() {
+  local n
+  for n in 1 2 3 4 5 6 7 8; do
+    start "fuzz_$n" 200 "$tessera" fuzz --device cuda --problems 1000000 --instances 25 --threads 2 --seed "${n}0000001" \
+      --seconds 150 --json "$out/fuzz_$n.json"
+  done
+  finish_all
+}
+
 stage_bench() {
   # fp16 uses the same code.
   step bench 150 "$tessera" bench --device cuda --filter bf16 --min-time 0.03 --json "$out/bench.json"
-  step evidence 300 "$tessera" bench --device cuda --evidence --min-time 0.03 --json "$out/evidence.json"
+  step evidence 240 "$tessera" bench --device cuda --evidence --min-time 0.03 --json "$out/evidence.json"
+  if ! command -v ncu > /dev/null; then
+    skip "dram_bytes: ncu is not on the path"
+  elif ! "$python" -c 'import tessera, torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+    skip "dram_bytes: $python has no tessera, or no PyTorch that sees the GPU"
+  else
+    lines=17 step dram_bytes 90 "$python" bench/dram_bytes.py --json "$out/dram_bytes.json"
+  fi
 }
 
 stage_peers() {
   if ! "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
-    say "skipped peers: $python has no PyTorch that sees the GPU"
+    skip "peers: $python has no PyTorch that sees the GPU"
     return
   fi
   # The benchmark does not use the rest of the Python package, which need not be installed.
@@ -162,9 +199,15 @@ stage_training() {
   lines=40 step training 470 "$python" -m tessera.bench --suite np --json "$out/training.json"
 }
 
+stage_products() {
+  lines=40 step products 300 "$python" -m tessera.bench --suite products --json "$out/products.json"
+}
+
 stage_break() {
-  lines=30 step break_kernels 470 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
-    --python "$python"
+  lines=1 step break_kernels 475 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
+    --python "$python" --seconds 330
+  cp "$out/break_kernels/break_kernels.txt" "$out/" 2> /dev/null
+  grep -E ' (NO|not run)( |$)' "$out/break_kernels.txt" | sed 's/^/          /' | tee -a "$summary"
 }
 
 begin=$SECONDS
@@ -190,16 +233,17 @@ for stage in "${stages[@]}"; do
   rm -f "$summary"
   before=$bad
   bad=0
+  skipped=0
   from=$SECONDS
   "stage_$stage"
   say "$([ $bad = 0 ] && echo passed || echo FAILED): stage $stage, $((SECONDS - from)) s"
-  if [ $bad = 0 ]; then touch "$out/$stage.passed"; else before=1; fi
+  if [ $bad = 1 ]; then before=1; elif [ $skipped = 0 ]; then touch "$out/$stage.passed"; fi
   bad=$before
 done
 
 summary=$out/summary.txt
 : > "$summary"
-for stage in tests verify sanitizer bench peers training break; do
+for stage in "${all[@]}"; do
   if [ -e "$out/$stage.summary" ]; then cat "$out/$stage.summary" >> "$summary"; else echo "not run: stage $stage" >> "$summary"; fi
 done
 grep -qE '^(FAILED|TIMEOUT)' "$summary" && bad=1

@@ -4,8 +4,8 @@ import dataclasses
 
 QUICK_FORWARD = ("quick", "fwd/fp16/b2_sq33")
 QUICK_BACKWARD = ("quick", "bwd/fp16/b2_sq33")
-FORWARD = ("sm_80", "attention_forward_bf16_d8x8")
-BACKWARD = ("sm_80", "attention_backward_bf16_d8x8")
+FORWARD = ("sm_80", "attention_forward_bf16_d8x8_64x64w4_masked")
+BACKWARD = ("sm_80", "attention_backward_bf16_d8x8_64x64w4_masked")
 FORWARD_CACHE = ("sm_80", "attention_forward_bf16_d64x64_64x64w4_masked_cache")
 FORWARD_PAGED = ("sm_80", "attention_forward_bf16_d64x64_64x64w4_masked_chunked_paged")
 CACHE_APPEND = ("sm_80", "cache_append_bf16_v8")
@@ -15,9 +15,9 @@ SM90_CHUNKS = ("sm_90a", "attention_forward_sm90_bf16_d64x64_192x128_masked_chun
 MANY_QUERIES = ("quick", "dec/fp16/b3_sq40")
 PACKED_QUERIES = ("quick", "queries17")
 SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64")  # with and without an intra-CTA split
-SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64")
+SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_split")
 SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
-WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192")
+WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked")
 WIDE_CASES = ("full", "bwd/bf16/b1_sq513_sk640")
 # For sm_80, so that no cluster does without partial results. 100 keys are one tile, thousands are shared among CTAs.
 DECODE = ("sm_80", "attention_decode_bf16_d64x64")
@@ -25,18 +25,27 @@ DECODE_APPEND = ("sm_80", "attention_decode_bf16_d128x128")  # with and without 
 DECODE_COMBINE = ("sm_80", "decode_combine_bf16_d64")
 QUICK_DECODE = ("quick", "dec/fp16/b3_sq1_sk100_h4:2_d64")
 QUICK_APPEND = ("quick", "append")
+DECODE_E4M3 = ("sm_90a", "attention_decode_bf16_d128x128_k128w1x4_s2c2_e4m3")
+DECODE_E4M3_APPEND = ("sm_90a", "attention_decode_bf16_d128x128_k128w1x4_s2c2_paged_append_e4m3")
+E4M3_CACHE = ("quick", "e4m3_cache")
 DECODE_TMA = ("sm_90a", "attention_decode_bf16_d80x80")
 BOXES = ("full", "dec/bf16/b3_sq1_sk300_h4:1_d80")  # rows that are no whole lines: TMA
 MANY_TILES = ("full", "dec/bf16/b2_sq1_sk33800")
 SHARED_KEYS = ("full", "dec/bf16/b2_sq1_sk4096_h8:1_d128")
 FP8 = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128")
 FP8_TRANSPOSE = ("sm_90a", "value_transpose")
+FP8_QUANTIZE = ("sm_90a", "quantize_fp8_bf16_d128x128_transposes")
+FP8_PORTABLE = ("sm_89", "attention_forward_fp8_bf16_d128x128")
+QUICK_TO_FP8 = ("quick", "to_e4m3")
 QUICK_FP8 = ("quick", "fwd/e4m3")
+UNEVEN_SCALES = ("full", "uneven")
 GEMM = ("sm_80", "gemm_dense_bf16_bf16_nn_64x64")
 GEMM_SM90 = ("sm_90a", "gemm_dense_sm90_bf16_bf16_nn_64x256")
 QUICK_GEMM = ("quick", "gemm/bf16")
 NORM = ("sm_80", "norm_forward_bf16")
 NORM_BACKWARD = ("sm_80", "norm_backward_bf16")
+NARROW = ("sm_90a", "mlp_narrow_sm90_bf16")
+NARROW_CASES = ("full", "mlp/fwd/bf16/m16800")
 GMM = ("sm_80", "loss_gmm_nll_bf16")
 CROSS_ENTROPY = ("sm_80", "loss_cross_entropy_bf16")
 LONG_ROWS = ("full", "linear_cross_entropy/bf16/r4_c8_v130001")
@@ -94,10 +103,10 @@ MUTATIONS = (
              FP8_TRANSPOSE, "attention_forward_fp8_sm90", "native", verify=QUICK_FP8),
     Mutation("fp8_forward_does_not_change_its_unit", "attention/forward_fp8_sm90_consumer.cuh",
              (("if (v_scale == v_unit) return;", "if (v_scale != v_unit) return;"),),
-             FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),
+             FP8, "attention_forward_fp8_sm90", "native", verify=UNEVEN_SCALES),
     Mutation("fp8_forward_takes_the_scale_of_the_block_before", "attention/forward_fp8_sm90_consumer.cuh",
              (("min(tile * config.block_k + g * kScaleKeys, len_k - 1)", "min(tile * config.block_k, len_k - 1)"),),
-             FP8, "attention_forward_fp8_sm90", "native", verify=("full", "fwd/e4m3_bf16/b1_sq300_sk700")),
+             FP8, "attention_forward_fp8_sm90", "native", verify=UNEVEN_SCALES),
     Mutation("fp8_forward_does_not_rescale", "attention/forward_fp8_sm90_softmax.cuh",
              (("raised[half] && !is_first[half] ? fast_exp2(shift) : 1.0f", "1.0f"),),
              FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),
@@ -107,6 +116,34 @@ MUTATIONS = (
     Mutation("fp8_forward_forgets_large_references", "attention/forward_fp8_sm90_softmax.cuh",
              (("rest[half] = kOffset - largest[half];", "rest[half] = 0;"),),
              FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "logits_1e10")),
+    Mutation("fp8_portable_forward_exchanges_columns", "attention/forward_fp8.cuh",
+             (("kEven = 0x6420, kOdd = 0x7531", "kEven = 0x7531, kOdd = 0x6420"),),
+             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=QUICK_FP8),
+    Mutation("fp8_portable_forward_does_not_change_its_unit", "attention/forward_fp8.cuh",
+             (("change = v_unit / v_scale;", "change = 1;"),),
+             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=UNEVEN_SCALES),
+    Mutation("fp8_portable_forward_takes_the_scale_of_the_first_keys", "attention/forward_fp8.cuh",
+             (("k_scales[first_k >> p.k_scale.shift]", "k_scales[0]"),),
+             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=UNEVEN_SCALES),
+    Mutation("fp8_portable_forward_reuses_q_too_early", "attention/forward_fp8.cuh",
+             (("    __syncthreads();  // O reuses Q's shared memory\n", ""),),
+             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=QUICK_FP8, repeat=5, race=True, delayed=True),
+    Mutation("quantiser_takes_the_largest_value_of_its_tile", "attention/quantize_fp8.cuh",
+             (("float_from_bits(load_acquire(found + kFoundValue))", "amax"),),
+             FP8_QUANTIZE, "attention_forward_fp8_sm90", "native", verify=("hostile", "to_e4m3")),
+    Mutation("quantiser_takes_keys_in_order", "attention/quantize_fp8.cuh",
+             (("static constexpr int row_of(int i) { return i / 2 * 8 + i % 2; }",
+               "static constexpr int row_of(int i) { return i % 2 * 8 + i / 2; }"),
+              ("static_assert(value_key(0) == row_of(0)", "static_assert(true || value_key(0) == row_of(0)")),
+             FP8_QUANTIZE, "attention_forward_fp8_sm90", "native", verify=QUICK_TO_FP8),
+    Mutation("quantiser_adds_in_every_lane", "attention/quantize_fp8.cuh",
+             (("(lane & step) != 0 ? other - x[i] : x[i] + other", "x[i] + other"),),
+             ("sm_90a", "quantize_fp8_bf16_d80x80_transposes_rotates"), "attention_forward_fp8_sm90", "native",
+             verify=QUICK_TO_FP8),
+    Mutation("quantiser_exchanges_the_residuals", "attention/quantize_fp8.cuh",
+             (("(half == 0) == (role == Fp8Role::kKeys)", "half == 0"),),
+             ("sm_90a", "quantize_fp8_bf16_d128x128_transposes_residuals"), "attention_forward_fp8_sm90", "native",
+             verify=QUICK_TO_FP8),
     Mutation("value_transpose_leaves_out_the_last_keys", "attention/value_transpose_sm90.cuh",
              (("first + piece * 16 >= padded", "first + piece * 16 + 16 >= padded"),),
              FP8_TRANSPOSE, "attention_forward_fp8_sm90", "native", verify=QUICK_FP8),
@@ -129,10 +166,11 @@ MUTATIONS = (
              (("p.lengths[batch] = fits ? length + p.seq_new : -1;", "p.lengths[batch] = fits ? length + p.seq_new : 1;"),),
              CACHE_APPEND, "attention_forward_sm90", "native", verify=("hostile", "dec/fp16/b3_sq33")),
     Mutation("sm90_forward_reads_a_page_beyond_the_length", "attention/forward_sm90_producer.cuh",
-             (("min(first + i, keys.length - 1)", "first + i"),),
+             (("in_page + min(i, keys.length - 1 - key)", "in_page + i"),),
              SM90_PAGES, "attention_forward_sm90", "native", verify=PACKED_QUERIES),
     Mutation("sm90_forward_reads_the_page_before", "attention/forward_sm90_producer.cuh",
-             (("keys.pages[page]", "keys.pages[page > 0 ? page - 1 : 0]"),),
+             (("keys.pages[p.cache.by_page.quotient(key_of_box(key, keys))]",
+               "keys.pages[p.cache.by_page.quotient(max(key_of_box(key, keys) - 16, 0))]"),),
              SM90_PAGES, "attention_forward_sm90", "native", verify=PACKED_QUERIES),
     Mutation("sm90_forward_reads_left_padding", "attention/forward_sm90_producer.cuh",
              (("cached.row * p.k_pitch + cached.leftpad", "cached.row * p.k_pitch"),),
@@ -150,7 +188,7 @@ MUTATIONS = (
     # the kernel could hang.
     Mutation("backward_drops_a_barrier", "attention/backward.cuh",
              (("      __syncthreads();  // dS is written, Q and dO may be overwritten\n", ""),),
-             ("sm_75", "attention_backward_fp16_d8x8"), "attention_backward", "sm_75",
+             ("sm_75", "attention_backward_fp16_d8x8_32x64w4_masked"), "attention_backward", "sm_75",
              verify=("full", "bwd/fp16/b2_sq113"), repeat=10, race=True, delayed=True),
     Mutation("backward_dq_skips_a_key_tile", "attention/backward_dq.cuh",
              (("tile < end_tile; ++tile", "tile + 1 < end_tile; ++tile"),),
@@ -254,13 +292,14 @@ MUTATIONS = (
              WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES, repeat=5, race=True),
     Mutation("wide_backward_sees_keys_behind_the_sequence", "attention/backward_wide_sm90_consumer.cuh",
              (("if (key >= keys) queries.end = queries.begin;", ""),),
-             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=("full", "bwd/bf16/b1_sq200_sk150")),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native",
+             verify=("hostile", "bwd/bf16/b1_sq70_sk100_h2:1_d192")),
     Mutation("decode_skips_the_last_tile", "attention/decode_schedule.cuh",
              (("(sequence.length - 1 >> s.tile_shift) + 1 - sequence.first_tile",
                "(sequence.length >> s.tile_shift) - sequence.first_tile"),),
              DECODE, "attention_decode", verify=("full", "dec/bf16/b3_sq1_sk300_h4:1_d64"),
              bench=("full", "dec/bf16/b3_sq1_sk300_h4:1_d64")),
-    Mutation("decode_masks_one_key_too_many", "attention/decode.cuh",
+    Mutation("decode_masks_one_key_too_many", "attention/decode_segment.cuh",
              (("keys[half] = {max(seen.begin, sequence.begin), min(seen.end, sequence.length)};",
                "keys[half] = {max(seen.begin, sequence.begin), min(seen.end, sequence.length - 1)};"),),
              DECODE, "attention_decode", verify=QUICK_DECODE),
@@ -268,17 +307,17 @@ MUTATIONS = (
     Mutation("decode_loads_keys_before_leftpad", "attention/decode_cache.cuh",
              (("(key >= begin && key < end)", "key < end"),),
              DECODE, "attention_decode", verify=("quick", "leftpad")),
-    Mutation("decode_merges_key_warps_without_factors", "attention/decode.cuh",
+    Mutation("decode_merges_key_warps_without_factors", "attention/decode_results.cuh",
              (("merged[0] += part[0] * factor[other];", "merged[0] += part[0];"),),
              DECODE, "attention_decode", verify=("hostile", "dec/fp16/b2_sq1_sk700_h4:1_d128")),
-    Mutation("decode_reads_the_first_row_block_s_queries", "attention/decode.cuh",
+    Mutation("decode_reads_the_first_row_block_s_queries", "attention/decode_loads.cuh",
              (("first_row = row_of(load.column, 0);", "first_row = 0;"),),
              DECODE, "attention_decode", verify=("full", "dec/bf16/b2_sq7_sk100_h32:2_d64")),
     Mutation("decode_reads_the_pages_of_another_sequence", "attention/decode_cache.cuh",
              (("pages = s.page_table + batch * s.page_table_stride;",
                "pages = s.page_table + (batch + 1 < s.batch ? batch + 1 : 0) * s.page_table_stride;"),),
              DECODE_APPEND, "attention_decode", verify=("quick", "dec/fp16/b3_sq1_sk112_h4:2_d64/page16")),
-    Mutation("decode_does_not_extend_the_cache", "attention/decode.cuh",
+    Mutation("decode_does_not_extend_the_cache", "attention/decode_segment.cuh",
              (("const bool writes = row_of(at.column, 0) == 0;", "const bool writes = false;"),),
              DECODE_APPEND, "attention_decode", verify=QUICK_APPEND, gtest="*DecodeLoop*of_16"),
     Mutation("decode_rotates_the_other_way", "tile/rotary.cuh",
@@ -286,23 +325,23 @@ MUTATIONS = (
              DECODE_APPEND, "attention_decode", verify=("quick", "rotary")),
     # A position of 0 stays, so that nothing is read outside the table.
     Mutation("decode_rotates_keys_a_position_short", "attention/decode_cache.cuh",
-             (("chunk, rotary_position + which)", "chunk, max(rotary_position + which - 1, 0))"),),
+             (("part, rotary_position + which)", "part, max(rotary_position + which - 1, 0))"),),
              DECODE_APPEND, "attention_decode", verify=("quick", "rotary")),
-    Mutation("decode_rotates_queries_a_position_short", "attention/decode.cuh",
+    Mutation("decode_rotates_queries_a_position_short", "attention/decode_segment.cuh",
              (("const int position = rotary_position(at), chunk",
                "const int position = max(rotary_position(at) - 1, 0), chunk"),),
              DECODE_APPEND, "attention_decode", verify=("quick", "rotary")),
     Mutation("decode_does_not_wait_for_keys", "attention/decode.cuh",
              (("        cp_async_wait_group<config.stages - 2>();\n", ""),),
-             DECODE, "attention_decode", verify=QUICK_DECODE, repeat=5, race=True),
+             DECODE, "attention_decode", verify=MANY_TILES, repeat=5, race=True),
     # The warps that did not load a key multiply what was in its place: on code for sm_75, which has one stage, the tile
     # before, and of a new key a row of zeros, because its one warp still waits for global memory.
     Mutation("decode_drops_a_barrier_before_the_products", "attention/decode.cuh",
              (("        load_tile(load, 0);\n        __syncthreads();\n", "        load_tile(load, 0);\n"),),
              ("sm_75", "attention_decode_fp16_d64x64"), "attention_decode", "sm_75",
              verify=("full", "dec/fp16/b3_sq1_sk1025_h8_d64"), repeat=10, race=True),
-    Mutation("decode_drops_a_barrier_after_new_keys", "attention/decode.cuh",
-             (("first_key, 0, writes);\n    sync_warps();\n", "first_key, 0, writes);\n"),),
+    Mutation("decode_drops_a_barrier_after_new_keys", "attention/decode_segment.cuh",
+             (("value_scale, writes);\n    sync_warps();\n", "value_scale, writes);\n"),),
              DECODE_APPEND, "attention_decode", verify=QUICK_APPEND, repeat=5, race=True),
     Mutation("decode_combine_ignores_the_first_part", "attention/decode_combine.cuh",
              (("const bool wanted = part < parts.count;", "const bool wanted = part > 0 && part < parts.count;"),),
@@ -310,7 +349,7 @@ MUTATIONS = (
     Mutation("decode_combine_reads_another_slot", "attention/decode_combine.cuh",
              (("part == 0 && first_is_apart ? first + 1 : first + part * step", "first + part * step"),),
              DECODE_COMBINE, "attention_decode", verify=SHARED_KEYS),
-    Mutation("decode_cluster_ignores_its_last_cta", "attention/decode.cuh",
+    Mutation("decode_cluster_ignores_its_last_cta", "attention/decode_results.cuh",
              (("if (other >= parts) continue;", "if (other + 1 >= parts) continue;"),),
              ("sm_90a", "attention_decode_bf16_d64x64"), "attention_decode", "native",
              verify=("full", "dec/bf16/b3_sq1_sk300_h4:1_d128")),
@@ -318,15 +357,39 @@ MUTATIONS = (
     Mutation("decode_keeps_values_beyond_the_length", "attention/decode.cuh",
              (("const bool cleared = clear_values(at, pipe.index);", "const bool cleared = false;"),),
              DECODE_TMA, "attention_decode", "native", verify=BOXES),
-    Mutation("decode_loads_another_page", "attention/decode.cuh",
-             (("const int page = page_of(s, key);", "const int page = page_of(s, first_key);"),),
+    Mutation("decode_loads_another_page", "attention/decode_loads.cuh",
+             (("const int page = page_of(s, key);\n        const int entry = s.page_table",
+               "const int page = page_of(s, first_key);\n        const int entry = s.page_table"),),
              DECODE_TMA, "attention_decode", "native", verify=("quick", "dec/fp16/b3_sq1_sk112_h4:2_d64/page16")),
     Mutation("decode_does_not_wait_for_boxes", "attention/decode.cuh",
              (("      mbarrier_wait_parity(full_barrier(pipe.index), pipe.parity);\n", ""),),
              DECODE_TMA, "attention_decode", "native", verify=BOXES, repeat=5, race=True),
-    Mutation("decode_releases_a_stage_early", "attention/decode.cuh",
+    Mutation("decode_releases_a_stage_early", "attention/decode_cta.cuh",
              (("mbarrier_init(empty_barrier(stage), kWarps);", "mbarrier_init(empty_barrier(stage), 1);"),),
              DECODE_TMA, "attention_decode", "native", verify=MANY_TILES, repeat=5, race=True),
+    Mutation("decode_mixes_the_columns_of_e4m3_keys", "tile/e4m3_products.cuh",
+             (("cvt.rn.f16x2.e4m3x2 %0, a;\\ncvt.rn.f16x2.e4m3x2 %1, b;", "cvt.rn.f16x2.e4m3x2 %0, b;\\ncvt.rn.f16x2.e4m3x2 %1, a;"),),
+             DECODE_E4M3, "attention_decode", "native", verify=E4M3_CACHE),
+    Mutation("decode_mixes_the_rows_of_e4m3_values", "tile/e4m3_products.cuh",
+             (("0, 0x3120)", "0, 0x3210)"),),
+             DECODE_E4M3, "attention_decode", "native", verify=E4M3_CACHE),
+    Mutation("decode_takes_the_scale_of_another_head", "attention/decode_loads.cuh",
+             (("scale + load.batch * strides.batch + head_kv_of(load.column) * strides.head, true)",
+               "scale + load.batch * strides.batch, true)"),),
+             DECODE_E4M3, "attention_decode", "native", verify=E4M3_CACHE),
+    Mutation("decode_takes_the_scale_of_another_sequence", "attention/decode_loads.cuh",
+             (("scale + load.batch * strides.batch + head_kv_of", "scale + head_kv_of"),),
+             DECODE_E4M3, "attention_decode", "native", verify=("quick", "scale_per_sequence")),
+    Mutation("decode_forgets_the_size_of_queries", "attention/decode_segment.cuh",
+             (("row_scale[local] = restore * key_scale", "row_scale[local] = key_scale"),),
+             DECODE_E4M3, "attention_decode", "native", verify=("quick", "dec/bf16/b3_sq1_sk100_h4:2_d64/e4m3")),
+    Mutation("decode_forgets_the_scale_of_values", "attention/decode_results.cuh",
+             (("const float value_scale = kE4m3 ? segment_scales().of_values[row_warp] : 1.0f;\n    const int halves",
+               "const float value_scale = 1.0f;\n    const int halves"),),
+             DECODE_E4M3, "attention_decode", "native", verify=E4M3_CACHE),
+    Mutation("decode_appends_without_the_scale", "attention/decode_cache.cuh",
+             (("__fdiv_rn(to_float<dtype>(from_float<dtype>(x)), scale)", "to_float<dtype>(from_float<dtype>(x))"),),
+             DECODE_E4M3_APPEND, "attention_decode", "native", verify=("quick", "e4m3_cache+lens99")),
     Mutation("decode_forgets_the_cost_of_ends", "attention/decode_schedule.cuh",
              (("const unsigned cost = sequence.cost(s);", "const unsigned cost = sequence.units(s);"),),
              DECODE, "attention_decode", verify=("full", "dec/bf16/b33_sq1_sk300")),
@@ -360,25 +423,25 @@ MUTATIONS = (
              GEMM_SM90, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m200_n264"), repeat=5, race=True),
     Mutation("sm90_gemm_mixes_row_groups", "gemm/dense_sm90_consumer.cuh",
              (("row % kGroupRows * 8 + row / kGroupRows", "row % kGroupRows * 8 + (row / kGroupRows ^ 1)"),),
-             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n200_k93")),
+             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m141_n171_k93/bias")),
     Mutation("sm90_gemm_shifts_by_one_element_too_few", "gemm/dense_sm90_producer.cuh",
              (("p.shift[first / group_rows]", "max(0, p.shift[first / group_rows] - 1)"),),
              ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n200_k93")),
     Mutation("sm90_gemm_does_not_wait_for_the_next_frame", "gemm/dense_sm90_producer.cuh",
              (("        if constexpr (!config.a_transposed) mbarrier_wait_parity(frame_full(frame.index), frame.parity);\n",
                ""),),
-             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n64_k1365"),
-             repeat=20, race=True),
+             ("sm_90a", "shifted_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n200_k93"),
+             repeat=20, race=True, delayed=True),
     Mutation("sm90_gemm_stores_an_unaligned_row_shifted", "gemm/dense_sm90_consumer.cuh",
              (("eight_of_sixteen(before, own, 8 - shift[i])", "eight_of_sixteen(before, own, shift[i])"),),
-             ("sm_90a", "_rows"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n1365")),
+             ("sm_90a", "ping_pong_rows_bias"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n1365")),
     Mutation("sm90_gemm_stores_a_box_too_early", "gemm/dense_sm90_consumer.cuh",
              (("        fence_proxy_async();\n        named_barrier_sync(barrier, 128);\n", "        fence_proxy_async();\n"),),
              GEMM_SM90, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000"), repeat=20, race=True),
     Mutation("sm90_gemm_skips_a_step", "gemm/dense_sm90_work.cuh",
              (("min(work.first_step + p.k_steps_per_split, p.k_steps)",
                "min(work.first_step + p.k_steps_per_split, p.k_steps - 1)"),),
-             ("sm_90a", "shifted_a_split"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m72_n56_k5000")),
+             ("sm_90a", "64x256s4_ping_pong_cluster_split"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m72_n56_k5000")),
     Mutation("norm_forgets_the_weight", "norm/forward.cuh",
              (("rstd * w.value[e] + b.value[e]", "rstd + b.value[e]"),),
              NORM, "norm_forward", verify=("quick", "rmsnorm/bf16")),
@@ -395,11 +458,21 @@ MUTATIONS = (
              (("static_cast<const Bits16*>(row) + at, at < columns", "static_cast<const Bits16*>(row) + at, at + 1 < columns"),),
              ("sm_80", "_unaligned"), "norm_forward", verify=("quick", "layernorm/bf16/r19_n1365")),
     Mutation("norm_backward_forgets_a_term", "norm/backward.cuh",
-             (("- n * product_sum - sum)", "- sum)"),),
+             (("- n * product_mean - mean_of_g)", "- mean_of_g)"),),
              NORM_BACKWARD, "norm_backward", verify=("quick", "rmsnorm_bwd/bf16")),
     Mutation("norm_backward_drops_a_row_of_the_cta", "norm/backward.cuh",
              (("(turn > 0 ? *at : 0.0f) + dweight[c][e]", "(turn > 1 ? *at : 0.0f) + dweight[c][e]"),),
              NORM_BACKWARD, "norm_backward", verify=("quick", "rmsnorm_bwd/bf16/r19_n136")),
+    Mutation("norm_backward_does_not_wait_for_a_row", "norm/backward.cuh",
+             (("        cp_async_wait_group<config.stages - 1>();\n", ""),),
+             NORM_BACKWARD, "norm_backward", verify=("full", "layernorm_bwd/bf16/r1300"), repeat=5, race=True),
+    Mutation("norm_backward_takes_the_statistics_of_the_next_row", "norm/backward.cuh",
+             (("      rstd = next_rstd, mean = next_mean;\n      load_statistics(row + stride, next_rstd, next_mean);\n",
+               "      load_statistics(row + stride, next_rstd, next_mean);\n      rstd = next_rstd, mean = next_mean;\n"),),
+             NORM_BACKWARD, "norm_backward", verify=("quick", "rmsnorm_bwd/bf16/r19_n136")),
+    Mutation("norm_backward_drops_a_barrier", "norm/backward.cuh",
+             (("      __syncthreads();\n      constexpr int kVector", "      constexpr int kVector"),),
+             NORM_BACKWARD, "norm_backward", verify=("full", "layernorm_bwd/bf16/r1300"), repeat=10, race=True),
     Mutation("norm_gradients_skip_the_last_part", "norm/parameter_gradients.cuh",
              (("part < p.parts; part +=", "part + 1 < p.parts; part +="),),
              ("sm_80", "norm_parameter_gradients_bf16"), "norm_backward", verify=("quick", "rmsnorm_bwd/bf16/r19_n136")),
@@ -457,8 +530,8 @@ MUTATIONS = (
              GROUPED_SUMS, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m200_n136_k640/ragged_sums")),
     Mutation("sm90_gemm_does_not_wait_for_cleared_terms", "gemm/dense_sm90_consumer.cuh",
              (("    named_barrier_sync(config.ping_pong ? kStaged + consumer : kCleared, kThreads);\n", ""),),
-             GROUPED_SUMS, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m520_n776_k9000"),
-             repeat=20, race=True),
+             ("sm_90a", "128x256s4_cluster_ragged_sums"), "gemm_dense_sm90", "native",
+             verify=("full", "gemm/bf16/m1024_n1024_k9000"), repeat=10, race=True, delayed=True),
     Mutation("sm90_gemm_counts_a_group_twice", "gemm/dense_sm90_work.cuh",
              (("        first += tiles;\n", "        first += tiles - (tiles > 0 && group == 0);\n"),),
              GROUPED_ROWS, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m640_n200_k136/ragged_rows")),
@@ -476,6 +549,21 @@ MUTATIONS = (
     Mutation("mlp_gate_skips_the_last_chunk", "mlp/gated.cuh",
              (("if (row >= p.rows) return;", "if (row >= p.rows || (index + 1) % p.row_chunks == 0) return;"),),
              ("sm_80", "mlp_gated_bf16"), "mlp_chained", verify=("quick", "mlp/bwd/bf16")),
+    Mutation("narrow_mlp_forgets_the_other_consumer", "mlp/narrow_sm90.cuh",
+             (("out[own][i + half * 2] + others[half * 2]", "out[own][i + half * 2]"),),
+             NARROW, "mlp_narrow_sm90", "native", verify=NARROW_CASES),
+    Mutation("narrow_mlp_keeps_the_sums_of_the_last_rows", "mlp/narrow_sm90.cuh",
+             (("out[row_tile][i] = 0.0f;", "out[row_tile][i] = tile < static_cast<int>(gridDim.x) ? 0.0f : out[row_tile][i];"),),
+             NARROW, "mlp_narrow_sm90", "native", verify=("full", "mlp/fwd/bf16/m33700")),
+    Mutation("narrow_mlp_takes_the_same_columns_of_down", "mlp/narrow_sm90.cuh",
+             (("first + atom * 64, 0, 0, 0);", "atom * 64, 0, 0, 0);"),),
+             NARROW, "mlp_narrow_sm90", "native", verify=NARROW_CASES),
+    Mutation("narrow_mlp_stores_a_row_too_many", "mlp/narrow_sm90.cuh",
+             (("const bool exists = row + half * 8 < p.m;", "const bool exists = row + half * 8 <= p.m;"),),
+             NARROW, "mlp_narrow_sm90", "native", verify=NARROW_CASES),
+    Mutation("narrow_mlp_exchanges_too_early", "mlp/narrow_sm90.cuh",
+             (("    named_barrier_sync(kExchange, 256);\n    const int row", "    const int row"),),
+             NARROW, "mlp_narrow_sm90", "native", verify=("full", "mlp/fwd/bf16/m16800"), repeat=5, race=True),
     Mutation("moe_ties_go_to_the_highest_expert", "moe/route.cuh",
              (("(other == best && other_expert < expert)", "(other == best && other_expert > expert)"),),
              ROUTE, "moe_chained", verify=("full", "moe/fwd/bf16/m70_k24_h32_e40_top3/silu+gated+normalized+kept+balanced+ties")),

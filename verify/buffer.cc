@@ -93,6 +93,11 @@ void fill_with_poison(Bytes& storage) {
 
 }  // namespace
 
+std::vector<Buffer*> used_of(std::vector<Buffer*> buffers) {
+  std::erase_if(buffers, [](const Buffer* b) { return !b->used(); });
+  return buffers;
+}
+
 tessera_dtype c_dtype(DType dtype) {
   if (dtype == DType::kFloat32) return {TESSERA_FLOAT, 32, 1};
   if (dtype == DType::kFloat16) return {TESSERA_FLOAT, 16, 1};
@@ -162,6 +167,11 @@ void Buffer::poison() {
 }
 
 void Buffer::read(HostTensor& to) const {
+  if (tensor.dtype.code == TESSERA_FLOAT8_E4M3FN) {
+    return for_each_element(*this, [&](std::size_t at, std::size_t byte) {
+      to.data[at] = from_bits_e4m3(static_cast<std::uint8_t>(storage[byte]));
+    });
+  }
   const DType type = dtype();
   for_each_element(*this, [&](std::size_t at, std::size_t byte) { to.data[at] = load(storage.data() + byte, type); });
 }

@@ -67,6 +67,9 @@ struct Buffer {
   std::string damage() const;
 };
 
+// Those in use.
+std::vector<Buffer*> used_of(std::vector<Buffer*> buffers);
+
 tessera_dtype c_dtype(DType dtype);
 
 }  // namespace tessera::verify

@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -31,6 +34,8 @@ struct Judgement {
   double worst_ratio = 0;  // error divided by what the rule allows
   std::string worst_tensor;
   std::string failure;  // the first; empty: all passed
+  // By tensor: how much further its largest error may grow.
+  std::map<std::string, double> spare;
 
   void add(const char* tensor, const Verdict& verdict);
   // Of what must be right to the bit: empty, or what is not.
@@ -48,6 +53,36 @@ class Trial {
   virtual void expect(int threads) = 0;
   // The outputs of a call, in host memory.
   virtual void judge(const Call& call, int threads, Judgement& judgement) = 0;
+};
+
+// A trial whose inputs and results the oracle makes from the case alone. Buffers: a Call, made from the case and its inputs.
+template <class Stored, class Inputs, class Outputs, class Buffers>
+class TrialOf : public Trial {
+ public:
+  TrialOf(const Stored& c, Inputs inputs) : case_(c), inputs_(std::move(inputs)) {}
+
+  Result<std::unique_ptr<Call>> call(Device&, int) override {
+    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
+  }
+  void expect(int threads) override {
+    if (!done_) compute(threads);
+    done_ = true;
+  }
+  void judge(const Call& call, int threads, Judgement& judgement) override {
+    expect(threads);
+    compare(static_cast<const Buffers&>(call), judgement);
+  }
+
+ protected:
+  virtual void compute(int threads) = 0;  // exact_ and plain_
+  virtual void compare(const Buffers& buffers, Judgement& judgement) = 0;
+
+  Stored case_;
+  Inputs inputs_;
+  Outputs exact_, plain_;
+
+ private:
+  bool done_ = false;
 };
 
 enum class Bound : std::uint8_t { kCompute, kMemory };
@@ -75,7 +110,7 @@ class Case {
   // invalid_argument and write nothing.
   virtual bool is_invalid(const Device&) const { return false; }
   // Whether all runs must give the same bits.
-  virtual bool equal_runs_promised(const Device& device) const = 0;
+  virtual bool equal_runs_promised(const Device&) const { return true; }
   virtual std::unique_ptr<Trial> trial() const = 0;
   // The same problem, checked by samples if it is large: for a check before it is timed or tuned.
   virtual std::unique_ptr<Case> quick_check() const = 0;
@@ -93,18 +128,30 @@ class Case {
   virtual engine::TuningKey tuning_key(int multiprocessors) const = 0;
   virtual std::string describe() const = 0;
   // Small problems that the Configs of this one fit as well, to check them on before they are timed.
-  virtual std::vector<std::unique_ptr<Case>> tuning_checks() const = 0;
+  virtual std::vector<std::unique_ptr<Case>> tuning_checks() const {
+    std::vector<std::unique_ptr<Case>> list;
+    list.push_back(quick_check());
+    return list;
+  }
 };
 
-// What every case of a family answers through its problem.
-template <class Family>
+// A family's own struct for a case (gemm::Case, ...) as a Case: what its problem answers, and what it counts itself.
+template <class Family, class Stored>
 class CaseOf : public Case {
  public:
-  virtual const typename Family::Problem& problem() const = 0;
+  explicit CaseOf(const Stored& c) : case_(c) {
+    name = c.name;
+    seed = c.seed;
+    tags = c.tags;
+  }
 
   const char* family() const override { return Family::kName; }
   std::string op() const override { return Family::op_name(problem()); }
   engine::Fields fields() const override { return Family::fields(problem()); }
+  DType dtype() const override { return problem().dtype; }
+  double flops() const override { return case_.flops(); }
+  double bytes() const override { return case_.bytes(); }
+  double unfused_bytes() const override { return case_.unfused_bytes(); }
   std::string describe() const override { return Family::describe(problem()); }
   engine::Explanation explain(const engine::Device& device) const override {
     return engine::explain<Family>(problem(), device, engine::select<Family>(problem(), device));
@@ -127,6 +174,28 @@ class CaseOf : public Case {
   engine::TuningKey tuning_key(int multiprocessors) const override {
     return engine::tuning_key<Family>(problem(), multiprocessors);
   }
+
+ protected:
+  const typename Family::Problem& problem() const { return case_.problem; }
+  // With the seed that was set since.
+  Stored seeded() const {
+    Stored c = case_;
+    c.seed = seed;
+    return c;
+  }
+
+  Stored case_;
 };
+
+// A shape may come up twice on the way through a suite's loops; the list has it once.
+template <class Stored>
+std::vector<Stored> once_each(std::vector<Stored> list) {
+  std::vector<Stored> out;
+  std::set<std::string> seen;
+  for (Stored& c : list) {
+    if (seen.insert(c.name).second) out.push_back(std::move(c));
+  }
+  return out;
+}
 
 }  // namespace tessera::verify

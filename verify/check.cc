@@ -1,5 +1,6 @@
 #include "verify/check.h"
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -116,6 +117,8 @@ void Judgement::add(const char* tensor, const Verdict& verdict) {
     worst_tensor = tensor;
   }
   if (!verdict.pass && failure.empty()) failure = format("{}: {}", tensor, verdict.message);
+  const auto [at, is_new] = spare.emplace(tensor, verdict.allowed - verdict.max_abs_err);
+  if (!is_new) at->second = std::min(at->second, verdict.allowed - verdict.max_abs_err);
 }
 
 void Judgement::add_exact(const std::string& difference) {

@@ -61,13 +61,14 @@ class CpuDevice final : public Device {
     return samples;
   }
 
-  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call) override {
-    if (Status s = call(nullptr); !s.ok()) return s;
+  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call,
+                                          const std::function<Status(int)>& then) override {
     std::vector<double> samples;
     for (int n = 0; n < calls; ++n) {
       const auto begin = std::chrono::steady_clock::now();
       if (Status s = call(nullptr); !s.ok()) return s;
       samples.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      if (Status s = then(n); !s.ok()) return s;
     }
     return samples;
   }
@@ -191,8 +192,8 @@ class CudaDevice final : public Device {
     return samples;
   }
 
-  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call) override {
-    if (Status s = call(stream_.get()); !s.ok()) return s;
+  Result<std::vector<double>> time_single(int calls, const std::function<Status(void*)>& call,
+                                          const std::function<Status(int)>& then) override {
     const Result<cuda::Event> begin = cuda::Event::make(info_.index), end = cuda::Event::make(info_.index);
     if (!begin.ok()) return begin.status();
     if (!end.ok()) return end.status();
@@ -206,6 +207,7 @@ class CudaDevice final : public Device {
       const Result<double> seconds = end->seconds_since(*begin);
       if (!seconds.ok()) return seconds.status();
       samples.push_back(*seconds);
+      if (Status s = then(n); !s.ok()) return s;
     }
     return samples;
   }

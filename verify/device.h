@@ -50,8 +50,9 @@ class Device {
   virtual Result<std::vector<double>> time(double min_time, const std::function<Status(void* stream)>& call) = 0;
 
   // Seconds of each of `calls` single calls, launch included, nothing flushed: the time of one call, not of many in a
-  // row.
-  virtual Result<std::vector<double>> time_single(int calls, const std::function<Status(void* stream)>& call) = 0;
+  // row. `then` follows each, outside of its time.
+  virtual Result<std::vector<double>> time_single(int calls, const std::function<Status(void* stream)>& call,
+                                                  const std::function<Status(int n)>& then) = 0;
   // GPU: seconds that a call occupies the host, and seconds of a call replayed from a graph, nothing flushed; 0 on
   // the CPU.
   struct Overheads {

@@ -1,9 +1,11 @@
 #include "verify/family.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "base/arch.h"
+#include "base/format.h"
 
 // Every family; verify/<name>/ defines <name>_family(). One line adds a family.
 #define TESSERA_FAMILIES(each) each(attention) each(gemm) each(mlp) each(moe) each(norm) each(loss)
@@ -13,6 +15,18 @@ namespace tessera::verify {
 #define TESSERA_DECLARE(name) const Family& name##_family();
 TESSERA_FAMILIES(TESSERA_DECLARE)
 #undef TESSERA_DECLARE
+
+namespace {
+
+template <class Number>
+Status read(const std::string& flag, const std::string& text, Number& to) {
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, to);
+  if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
+  return {};
+}
+
+}  // namespace
 
 const std::vector<const Family*>& families() {
 #define TESSERA_LIST(name) &name##_family(),
@@ -69,6 +83,38 @@ std::vector<std::string> kernel_headers() {
     for (const jit::KernelInstance& instance : gate_instances(arch)) headers.insert(instance.header);
   }
   return {headers.begin(), headers.end()};
+}
+
+Status read_number(const std::string& flag, const std::string& text, std::int64_t& to) { return read(flag, text, to); }
+Status read_number(const std::string& flag, const std::string& text, float& to) { return read(flag, text, to); }
+
+Status read_sizes(const FlagValues& values, const std::vector<std::pair<const char*, std::int64_t*>>& sizes,
+                  std::int64_t least, int bits) {
+  for (const auto& [flag, to] : sizes) {
+    const auto given = values.find(flag);
+    if (given == values.end()) continue;
+    if (Status s = read(flag, given->second.front(), *to); !s.ok()) return s;
+    if (*to < least || *to > std::int64_t{1} << bits) {
+      return invalid(format("{} is {}; {} to 2^{} is accepted", flag, *to, least, bits));
+    }
+  }
+  return {};
+}
+
+tessera_device place_of(tessera_device device, const char* arch) {
+  if (arch == nullptr) return device;
+  return {std::string_view(arch) == "cpu" ? TESSERA_CPU : TESSERA_CUDA, 0};
+}
+
+Result<std::string> text_from(
+    const std::function<tessera_status(char* text, std::size_t capacity, std::size_t* needed)>& write) {
+  std::size_t needed = 0;
+  tessera_status status = write(nullptr, 0, &needed);
+  std::string text(needed, '\0');
+  if (status == TESSERA_OK) status = write(text.data(), text.size(), &needed);
+  if (status != TESSERA_OK) return Status(status, tessera_last_error());
+  text.resize(needed - 1);
+  return text;
 }
 
 }  // namespace tessera::verify

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -53,12 +54,13 @@ struct Family {
   Result<std::string> (*explain)(const FlagValues& values, tessera_device device, const char* arch,
                                  tessera_explain_format format);
 
-  // What the compile gate compiles for an architecture, and the kernels that `tessera kernels` lists.
+  // What the compile gate compiles for an architecture.
   std::vector<jit::KernelInstance> (*gate)(const engine::Device& device);
-  std::vector<StepCase> (*steps)();
 
   // A small problem from a number, for `fuzz`; the same everywhere. Null: there is none.
   std::unique_ptr<Case> (*random)(std::uint64_t number) = nullptr;
+  // What `tessera kernels` times beside the cases.
+  std::vector<StepCase> (*steps)() = [] { return std::vector<StepCase>(); };
 };
 
 const std::vector<const Family*>& families();
@@ -74,5 +76,29 @@ const std::vector<std::string>& gate_archs();
 std::vector<jit::KernelInstance> gate_instances(const std::string& arch);
 // Headers below kernels/ of every kernel that the gate compiles, sorted.
 std::vector<std::string> kernel_headers();
+
+// What families make of flags.
+inline const std::map<std::string, DType> kDTypes{
+    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
+Status read_number(const std::string& flag, const std::string& text, std::int64_t& to);
+Status read_number(const std::string& flag, const std::string& text, float& to);
+// Those of the numbers that are given; `least` to 2^`bits` is accepted.
+Status read_sizes(const FlagValues& values, const std::vector<std::pair<const char*, std::int64_t*>>& sizes,
+                  std::int64_t least, int bits);
+// Where tensors without data are said to be: alignment counts on GPUs only. A GPU that is asked about by its architecture
+// need not be present.
+tessera_device place_of(tessera_device device, const char* arch);
+// What a C function such as tessera_gemm_explain writes.
+Result<std::string> text_from(
+    const std::function<tessera_status(char* text, std::size_t capacity, std::size_t* needed)>& write);
+
+// A family's own structs, each as a Case.
+template <class Stored>
+std::vector<std::unique_ptr<Case>> as_cases(const std::vector<Stored>& list,
+                                            std::unique_ptr<Case> (*as_case)(const Stored&)) {
+  std::vector<std::unique_ptr<Case>> cases;
+  for (const Stored& c : list) cases.push_back(as_case(c));
+  return cases;
+}
 
 }  // namespace tessera::verify

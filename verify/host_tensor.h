@@ -53,6 +53,10 @@ double from_bits16(DType dtype, std::uint16_t bits);
 // e4m3, which is no DType: beyond the largest value, to the largest.
 double round_to_e4m3(double value);
 std::uint8_t to_bits_e4m3(double value);
+double from_bits_e4m3(std::uint8_t bits);
+// The largest absolute value, and the largest norm of a matrix's rows, or of its columns.
+double largest(const HostTensor& t);
+double largest_norm(const HostTensor& t, bool of_columns);
 double epsilon_of(DType dtype);  // the gap between 1 and the next number: 2^-23, 2^-10, 2^-7
 
 }  // namespace tessera::verify

@@ -1,4 +1,4 @@
-// Rounding to the storage types, and the accuracy rule.
+// Rounding to the storage types, sizes of tensors, and the accuracy rule.
 #include "verify/judge.h"
 
 #include <algorithm>
@@ -125,6 +125,13 @@ std::uint8_t to_bits_e4m3(double value) {
   return static_cast<std::uint8_t>(sign | ((exponent + 7) << 3) | (static_cast<int>(std::ldexp(x, 3 - exponent)) - 8));
 }
 
+double from_bits_e4m3(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  if (exponent == 15 && fraction == 7) return std::numeric_limits<double>::quiet_NaN();
+  const double size = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return (bits & 0x80) != 0 ? -size : size;
+}
+
 void round_all(DType dtype, HostTensor& tensor) {
   over_range(tensor.size(), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
@@ -166,6 +173,22 @@ double from_bits16(DType dtype, std::uint16_t bits) {
     x = std::ldexp(fraction + (1 << f.fraction_bits), biased - f.exponent_bias - f.fraction_bits);
   }
   return (bits & 0x8000) != 0 ? -x : x;
+}
+
+double largest(const HostTensor& t) {
+  double most = 0;
+  for (const double x : t.data) most = std::max(most, std::abs(x));
+  return most;
+}
+
+double largest_norm(const HostTensor& t, bool of_columns) {
+  std::vector<double> squares(static_cast<std::size_t>(t.shape[of_columns ? 3 : 2]));
+  for (std::int64_t i = 0; i < t.shape[2]; ++i) {
+    for (std::int64_t j = 0; j < t.shape[3]; ++j) {
+      squares[static_cast<std::size_t>(of_columns ? j : i)] += t.at(0, 0, i, j) * t.at(0, 0, i, j);
+    }
+  }
+  return squares.empty() ? 0 : std::sqrt(*std::max_element(squares.begin(), squares.end()));
 }
 
 double epsilon_of(DType dtype) { return std::ldexp(1.0, 1 - format_of(dtype).significand); }

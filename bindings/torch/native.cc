@@ -36,6 +36,9 @@ bool read_options(PyObject* options, tessera_attention* args) {
   return PyErr_Occurred() == nullptr;
 }
 
+// e4m3 is read as uint8, which every PyTorch has.
+bool is_byte(const View& view) { return view.tensor.dtype.code == TESSERA_UINT && view.tensor.dtype.bits == 8; }
+
 struct Inputs {
   View q, k, v, alibi, lengths_q, lengths_k;
   Layout layout;  // of the activations
@@ -64,6 +67,9 @@ struct Inputs {
            read_optional(values[2], "cu_seqlens_k", data, &lengths_k, &args.cu_seqlens_k);
   }
   bool read_cache(PyObject* const* values, Data data) {
+    for (View* view : {&k, &v}) {
+      if (is_byte(*view)) view->tensor.dtype = {TESSERA_FLOAT8_E4M3FN, 8, 1};
+    }
     return read_optional(values[0], "alibi", data, &alibi, &args.alibi_slopes) &&
            read_optional(values[1], "cache_seqlens", data, &lengths_q, &args.cache_seqlens) &&
            read_optional(values[2], "page_table", data, &lengths_k, &args.page_table);
@@ -72,19 +78,22 @@ struct Inputs {
 
 // What decode has besides: the rows of the cache, packed queries, and keys that are appended to the cache.
 struct Appended {
-  static constexpr Py_ssize_t kValues = 9;
-  View cache_batch_idx, leftpad_k, lengths_q, k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status;
+  static constexpr Py_ssize_t kValues = 11;
+  View cache_batch_idx, leftpad_k, lengths_q, k_scale, v_scale, k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens,
+      status;
 
   bool read(PyObject* const* values, Data data, tessera_attention* args) {
     return read_optional(values[0], "cache_batch_idx", data, &cache_batch_idx, &args->cache_batch_idx) &&
            read_optional(values[1], "leftpad_k", data, &leftpad_k, &args->leftpad_k) &&
            read_optional(values[2], "cu_seqlens_q", data, &lengths_q, &args->cu_seqlens_q) &&
-           read_optional(values[3], "k_new", data, &k_new, &args->k_new) &&
-           read_optional(values[4], "v_new", data, &v_new, &args->v_new) &&
-           read_optional(values[5], "rotary_cos", data, &rotary_cos, &args->rotary_cos) &&
-           read_optional(values[6], "rotary_sin", data, &rotary_sin, &args->rotary_sin) &&
-           read_optional(values[7], "rotary_seqlens", data, &rotary_seqlens, &args->rotary_seqlens) &&
-           read_optional(values[8], "status", data, &status, &args->status);
+           read_optional(values[3], "k_scale", data, &k_scale, &args->k_scale) &&
+           read_optional(values[4], "v_scale", data, &v_scale, &args->v_scale) &&
+           read_optional(values[5], "k_new", data, &k_new, &args->k_new) &&
+           read_optional(values[6], "v_new", data, &v_new, &args->v_new) &&
+           read_optional(values[7], "rotary_cos", data, &rotary_cos, &args->rotary_cos) &&
+           read_optional(values[8], "rotary_sin", data, &rotary_sin, &args->rotary_sin) &&
+           read_optional(values[9], "rotary_seqlens", data, &rotary_seqlens, &args->rotary_seqlens) &&
+           read_optional(values[10], "status", data, &status, &args->status);
   }
 };
 
@@ -137,9 +146,8 @@ PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return outputs.result(with_lse);
 }
 
-// e4m3 is read as uint8, which every PyTorch has.
 bool as_e4m3(const char* name, View* view) {
-  if (view->tensor.dtype.code != TESSERA_UINT || view->tensor.dtype.bits != 8) {
+  if (!is_byte(*view)) {
     fail(std::string(name) + " has " + std::to_string(view->tensor.dtype.bits) +
          " bits; e4m3, viewed as uint8, is expected");
     return false;
@@ -165,14 +173,15 @@ PyObject* forward_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return outputs.result(true);
 }
 
-// quantize_fp8(x, out, scale, cu_seqlens, max_seqlen): writes out, which is viewed as uint8, and scale.
+// quantize_fp8(x, out, scale, cu_seqlens, max_seqlen, flags): writes out, viewed as uint8 if it is e4m3, and scale.
 PyObject* quantize_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("quantize_fp8", count, 5)) return nullptr;
+  if (!expect("quantize_fp8", count, 6)) return nullptr;
   View x, out, scale, lengths;
   tessera_quantize_fp8 args = TESSERA_QUANTIZE_FP8_INIT;
   args.max_seqlen = PyLong_AsLongLong(values[4]);
+  args.flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(values[5]));
   if (PyErr_Occurred() != nullptr || !read(values[0], "x", Data::kNeeded, &x) ||
-      !read(values[1], "out", Data::kNeeded, &out) || !as_e4m3("out", &out) ||
+      !read(values[1], "out", Data::kNeeded, &out) || (out.tensor.dtype.bits == 8 && !as_e4m3("out", &out)) ||
       !read(values[2], "scale", Data::kNeeded, &scale) ||
       !read_optional(values[3], "cu_seqlens", Data::kNeeded, &lengths, &args.cu_seqlens)) {
     return nullptr;
@@ -188,16 +197,16 @@ PyObject* quantize_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return Py_None;
 }
 
-// decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_new, v_new,
-//        rotary_cos, rotary_sin, rotary_seqlens, status, options, with_lse) -> out or (out, lse)
+// decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_scale, v_scale, k_new,
+//        v_new, rotary_cos, rotary_sin, rotary_seqlens, status, options, with_lse) -> out or (out, lse)
 PyObject* decode(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("decode", count, 17)) return nullptr;
+  if (!expect("decode", count, 19)) return nullptr;
   Inputs in;
   Appended appended;
   Outputs outputs;
-  const bool with_lse = is_true(values[16]);
+  const bool with_lse = is_true(values[18]);
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_cache(values + 3, Data::kNeeded) ||
-      !appended.read(values + 6, Data::kNeeded, &in.args) || !read_options(values[15], &in.args) ||
+      !appended.read(values + 6, Data::kNeeded, &in.args) || !read_options(values[17], &in.args) ||
       !outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
     return nullptr;
   }

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import tessera
 
 PIECES = ("pytorch", "tessera")
-ATTENTION = ("sdpa-fa2", "sdpa-cudnn", "tessera-deterministic", "tessera")
+ATTENTION = ("sdpa-fa2", "sdpa-cudnn", "tessera-deterministic", "tessera-fp8", "tessera")
 _SDPA = {"sdpa-fa2": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -40,6 +40,7 @@ class Switches:
     norms: str = "tessera"
     checkpointing: bool = False  # keep only the blocks' inputs, and run each block again in the backward pass
     compile: bool = False  # torch.compile each block and the heads
+    recomputed: int = 2  # blocks whose MLP, if Tessera's, computes its hidden rows again instead of keeping them
 
     def __post_init__(self):
         for name, accepted in (("attention", ATTENTION), *((piece, PIECES) for piece in ("mlp", "mixture", "norms"))):
@@ -72,31 +73,61 @@ class Project(torch.autograd.Function):
         known = dx[:, : ctx.context]
         known.baddbmm_(dk, parts[1]).baddbmm_(dv, parts[2])
         rows = torch.cat(x[:, : ctx.context].unbind()) if batch > 1 else x[0, : ctx.context]
-        pairs = ((dq, x.flatten(0, 1)), (dk, rows), (dv, rows))
-        dweight = torch.cat([grad.flatten(0, 1).T @ of for grad, of in pairs])
+        dweight = torch.empty_like(weight)
+        for grad, of, part in zip((dq, dk, dv), (x.flatten(0, 1), rows, rows), dweight.split(width)):
+            torch.mm(grad.flatten(0, 1).T, of, out=part)
         return dx, dweight, None
 
 
 def attend(kind, q, k, v):
     """q: [B, M + N, H, D]; k and v: [B, M, H, D]."""
     if kind not in _SDPA:
-        return tessera.attention(q, k, v, deterministic=kind == "tessera-deterministic")
+        precision = "fp8" if kind == "tessera-fp8" else None
+        return tessera.attention(q, k, v, deterministic=kind == "tessera-deterministic", precision=precision)
     with sdpa_kernel(_SDPA[kind]) if q.is_cuda else contextlib.nullcontext():
         return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+
+
+class Norm(torch.autograd.Function):
+    """(RMSNorm of x, x): the backward adds the gradients of both in its one kernel."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        rows = x.reshape(-1, x.shape[-1])
+        out, _, rstd, mean = torch.ops.tessera.norm(rows, weight, None, None, 1e-6, False)
+        ctx.save_for_backward(rows, weight, rstd, mean)
+        ctx.set_materialize_grads(False)
+        return out.view(x.shape), x
+
+    @staticmethod
+    def backward(ctx, dout, dx):
+        if dout is None:
+            return dx, None
+        x, weight, rstd, mean = ctx.saved_tensors
+        more = None if dx is None else dx.reshape(x.shape)
+        made, dweight, _ = torch.ops.tessera.norm_backward(
+            dout.reshape(x.shape), x, weight, rstd, mean, more, False, True, False)
+        return made.view(dout.shape), dweight
+
+
+def norm(kind, x, weight):
+    """(RMSNorm of x, x)"""
+    if kind == "tessera":
+        return Norm.apply(x, weight)
+    return F.rms_norm(x, weight.shape, weight, 1e-6), x
 
 
 def add_norm(kind, x, residual, weight):
     """(RMSNorm of x + residual, x + residual)"""
     if kind == "tessera":
         return tessera.rms_norm(x, weight, residual, eps=1e-6)
-    total = x + residual
-    return F.rms_norm(total, weight.shape, weight, 1e-6), total
+    return norm(kind, x + residual, weight)
 
 
-def mlp(kind, x, up, down):
+def mlp(kind, x, up, down, residual, recompute=False):
     if kind == "tessera":
-        return tessera.mlp(x, up, down, activation="silu")
-    return F.linear(F.silu(F.linear(x, up)), down)
+        return tessera.mlp(x, up, down, activation="silu", residual=residual, recompute=recompute)
+    return F.linear(F.silu(F.linear(x, up)), down) + residual
 
 
 def mixture(kind, x, up, down):
@@ -117,10 +148,57 @@ def mixture_nll(kind, params, target):
     return -torch.logsumexp(torch.log_softmax(logit, -1) + log_normal, -1).mean()
 
 
+class MixtureLoss(torch.autograd.Function):
+    """mixture_nll of mixture, with the gradient made in the forward pass, a few rows at a time.
+
+    The hidden columns of all MLPs together are many times the model's width, and this way only those of a quarter of the
+    rows, and of HEAD_ROWS at most, are ever in memory; nothing is computed twice. Sums over the parts are fp32.
+    """
+
+    @staticmethod
+    def forward(ctx, x, up, down, target, with_gradients):
+        rows, wanted = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+        trains = with_gradients and any(ctx.needs_input_grad)
+        scale = torch.full((), KEPT_SCALE / len(rows), device=x.device)
+        total, dx, sums = 0.0, [], []
+        few = min(HEAD_ROWS, -(-len(rows) // 4))
+        for part, of in zip(rows.split(few), wanted.split(few)):
+            leaves = [t.detach().requires_grad_(trains) for t in (part, up, down)]
+            with torch.set_grad_enabled(trains):
+                loss = tessera.gmm_nll(mixture("tessera", *leaves), of, "sum")
+            total = total + loss.detach()
+            if trains:
+                grads = torch.autograd.grad(loss, leaves, scale)
+                dx.append(grads[0])
+                sums = [s.add_(g) for s, g in zip(sums, grads[1:])] or [widened(g) for g in grads[1:]]
+        if trains:
+            ctx.save_for_backward(torch.cat(dx).view(x.shape), *sums)
+        ctx.dtype = x.dtype
+        return total / len(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        return *((grad * (dout / KEPT_SCALE)).to(ctx.dtype) for grad in ctx.saved_tensors), None, None
+
+
+HEAD_ROWS = 8192
+KEPT_SCALE = 2.0**12  # of gradients between the passes, so that fp16 holds them; backward() takes it back
+
+
+mixture_loss_by_parts = torch.compiler.disable(MixtureLoss.apply)  # torch.compile knows no gradients within a forward
+
+
+def mixture_loss(kind, x, up, down, target):
+    if kind == "tessera":
+        return mixture_loss_by_parts(x, up, down, target, torch.is_grad_enabled())
+    return mixture_nll(kind, mixture(kind, x, up, down), target)
+
+
 class Block(torch.nn.Module):
-    def __init__(self, size, switches):
+    def __init__(self, size, switches, recompute):
         super().__init__()
-        self.heads, self.switches = size.heads, switches
+        self.heads, self.switches, self.recompute = size.heads, switches, recompute
         narrow = 1 / math.sqrt(2 * size.layers)  # the residual stream is the sum of 2 L branches
         self.norm_1 = torch.nn.Parameter(torch.ones(size.width))
         self.qkv = weight(3 * size.width, size.width)
@@ -129,13 +207,13 @@ class Block(torch.nn.Module):
         self.up = weight(size.hidden, size.width)
         self.down = weight(size.width, size.hidden, gain=narrow)
 
-    def forward(self, x, residual, context):
-        """x is the last block's result, not yet added to the residual stream: the next norm does that on the way."""
-        y, residual = add_norm(self.switches.norms, x, residual, self.norm_1)
+    def forward(self, x, context):
+        """x is the residual stream, to which the norm behind attention and the MLP's last product add on the way."""
+        y, x = norm(self.switches.norms, x, self.norm_1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in Project.apply(y, self.qkv, context))
-        x = F.linear(attend(self.switches.attention, q, k, v).flatten(2), self.out)
-        y, residual = add_norm(self.switches.norms, x, residual, self.norm_2)
-        return mlp(self.switches.mlp, y, self.up, self.down), residual
+        branch = F.linear(attend(self.switches.attention, q, k, v).flatten(2), self.out)
+        y, x = add_norm(self.switches.norms, branch, x, self.norm_2)
+        return mlp(self.switches.mlp, y, self.up, self.down, x, self.recompute)
 
 
 class Heads(torch.nn.Module):
@@ -146,10 +224,9 @@ class Heads(torch.nn.Module):
         self.up = weight(size.components, size.hidden, size.width)
         self.down = weight(size.components, 3, size.hidden)
 
-    def forward(self, x, residual, target):
-        y, _ = add_norm(self.switches.norms, x, residual, self.norm)
-        params = mixture(self.switches.mixture, y[:, -target.shape[1] :], self.up, self.down)
-        return mixture_nll(self.switches.mixture, params, target)
+    def forward(self, x, target):
+        y, _ = norm(self.switches.norms, x[:, -target.shape[1] :], self.norm)
+        return mixture_loss(self.switches.mixture, y, self.up, self.down, target)
 
 
 class TransformerNP(torch.nn.Module):
@@ -157,7 +234,8 @@ class TransformerNP(torch.nn.Module):
         super().__init__()
         self.switches = switches
         self.embedding = weight(size.width, FEATURES)
-        self.blocks = torch.nn.ModuleList(Block(size, switches) for _ in range(size.layers))
+        recomputed = 0 if switches.checkpointing else switches.recomputed
+        self.blocks = torch.nn.ModuleList(Block(size, switches, i < recomputed) for i in range(size.layers))
         self.heads = Heads(size, switches)
         if switches.compile:
             for module in (*self.blocks, self.heads):
@@ -165,14 +243,13 @@ class TransformerNP(torch.nn.Module):
 
     def forward(self, x, y, context):
         """The mean negative log-likelihood of y[:, context:] given the first `context` points. x, y: fp32 [B, M + N]."""
-        residual = F.linear(features(x, y, context), widened(self.embedding)).to(self.embedding.dtype)
-        h = torch.zeros_like(residual)
+        h = F.linear(features(x, y, context), widened(self.embedding)).to(self.embedding.dtype)
         for block in self.blocks:
             if self.switches.checkpointing and torch.is_grad_enabled():
-                h, residual = checkpoint(block, h, residual, context, use_reentrant=False, preserve_rng_state=False)
+                h = checkpoint(block, h, context, use_reentrant=False, preserve_rng_state=False)
             else:
-                h, residual = block(h, residual, context)
-        return self.heads(h, residual, y[:, context:])
+                h = block(h, context)
+        return self.heads(h, y[:, context:])
 
 
 FREQUENCIES = 8

@@ -58,13 +58,12 @@ class Step:
 
     def _capture(self, x, y, context):
         self.context, self.inputs = context, (x.clone(), y.clone())
-        # The first steps compile kernels and make what the optimizer keeps; what they train is taken back.
+        # The first step compiles kernels and makes what the optimizer keeps; what it trains is taken back.
         before = self.state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._step(*self.inputs, context)
+            self._step(*self.inputs, context)
         torch.cuda.current_stream().wait_stream(stream)
         self.load(before)
         del before

@@ -26,13 +26,17 @@ enum {
   TESSERA_CAUSAL = 1u << 0,             /* a query sees no key beyond its own position */
   TESSERA_DETERMINISTIC = 1u << 1,      /* backward: bitwise equal gradients from run to run */
   TESSERA_ROTARY_INTERLEAVED = 1u << 2, /* rotary pairs are columns 2i and 2i + 1; else i and i + R / 2 */
-  TESSERA_BATCH_INVARIANT = 1u << 3     /* decode: a sequence's result does not depend on the rest of the batch */
+  TESSERA_BATCH_INVARIANT = 1u << 3,    /* decode: a sequence's result does not depend on the rest of the batch */
+  TESSERA_FP8 = 1u << 4, /* forward: q, k and v are first rounded to e4m3, with a scale for each head of a sequence */
+  TESSERA_FP8_ROTATE = 1u << 5,  /* and rows of q and k multiplied by a random-sign Hadamard matrix before that */
+  TESSERA_FP8_RESIDUAL = 1u << 6 /* or what rounding takes from the 8 largest key channels of a head is kept */
 };
 
 /* All three ops take this. Set it up with TESSERA_ATTENTION_INIT, then the fields you need; a tensor that the op does
  * not use must stay NULL. B sequences; Hq a multiple of Hkv; dtype fp16, bf16 or (CPU) fp32, the same for all but lse,
  * dlse, slopes and scales (fp32) and lengths and tables (int32). The last dim of every tensor is contiguous. Forward also
- * takes q, k and v of e4m3, with their scales; out is then of any of the other types. */
+ * takes q, k and v of e4m3, with their scales; out is then of any of the other types. Decode also takes a cache of e4m3: k
+ * and v, with theirs. */
 typedef struct tessera_attention {
   size_t struct_size;
 
@@ -51,7 +55,7 @@ typedef struct tessera_attention {
   float scale;                        /* of the scores; 0: 1 / sqrt(Dqk) */
   float softcap;                      /* scores become softcap * tanh(score / softcap); 0: off */
   const tessera_tensor* alibi_slopes; /* float [Hq] or [B, Hq], optional: score -= slope * |position(i) - j| */
-  uint32_t flags;                     /* TESSERA_CAUSAL | TESSERA_DETERMINISTIC */
+  uint32_t flags;                     /* TESSERA_CAUSAL | ... */
   tessera_alignment alignment;
   int64_t window_left;  /* keys visible left of the query's position, which is not counted; -1: all */
   int64_t window_right; /* likewise to the right */
@@ -89,7 +93,9 @@ typedef struct tessera_attention {
 
   /* Forward, required if q, k and v are e4m3: the factors that they were divided by, fp32 [B or 1, heads or 1, blocks],
    * positive. blocks: 1, or Sq or Sk (the longest sequence's: max_seqlen) over 64 or 128, rounded up; a block's rows are
-   * counted from the start of each sequence. Not with attention_chunk. */
+   * counted from the start of each sequence. Not with attention_chunk. Decode, required if the cache is e4m3: k_scale and
+   * v_scale, with one block. k_new and v_new are divided by them in fp32 and rounded, to at most 448, after rotary
+   * embedding; they are attended to as the cache then has them. */
   const tessera_tensor* q_scale;
   const tessera_tensor* k_scale;
   const tessera_tensor* v_scale;
@@ -103,19 +109,20 @@ typedef struct tessera_attention {
   }
 
 /* Rounds an activation to e4m3 with scales that are powers of two, as forward takes it as q, k or v. Each scale is the
- * least that brings the largest value within e4m3's range of 448, between 2^-60 and 2^60. One read of x if scales are of
- * blocks, two if they are of heads or of all. */
+ * least that brings the largest value within e4m3's range of 448, between 2^-60 and 2^60. */
 typedef struct tessera_quantize_fp8 {
   size_t struct_size;
   const tessera_tensor* x;     /* [B, S, H, D], or packed [total, H, D]; fp16, bf16 or (CPU) fp32 */
-  const tessera_tensor* out;   /* e4m3 of the same shape, written */
+  const tessera_tensor* out;   /* of the same shape, written: e4m3, or x's type: the product of e4m3 and scale */
   const tessera_tensor* scale; /* fp32 [B or 1, H or 1, 1] or [B, H, blocks of 64 or 128 rows], contiguous, written */
   const tessera_tensor* cu_seqlens; /* int32 [B + 1], optional: x is packed */
   int64_t max_seqlen;               /* with cu_seqlens: bounds every length, and gives the number of blocks */
+  uint32_t flags;                   /* TESSERA_FP8_ROTATE */
+  uint32_t reserved;                /* 0 */
 } tessera_quantize_fp8;
 
 #define TESSERA_QUANTIZE_FP8_INIT \
-  { sizeof(tessera_quantize_fp8), NULL, NULL, NULL, NULL, 0 }
+  { sizeof(tessera_quantize_fp8), NULL, NULL, NULL, NULL, 0, 0u, 0u }
 
 TESSERA_API tessera_status tessera_attention_quantize_fp8(const tessera_quantize_fp8* args, void* stream);
 

@@ -102,6 +102,9 @@ struct Attention {
   bool rotary_interleaved = false;
   Tensor cache_batch_idx{}, leftpad_k{}, status{};
   bool batch_invariant = false;
+  bool fp8 = false;           // forward: q, k and v are rounded to e4m3 first
+  bool fp8_rotate = false;    // and q and k rotated before that
+  bool fp8_residual = false;  // or what it takes from the largest key channels kept
   Tensor q_scale{}, k_scale{}, v_scale{};
 };
 
@@ -137,14 +140,23 @@ class LoweredArgs {
 };
 
 // A plan that is destroyed with this object.
-class OwnedPlan {
+template <class Op, class Args, class Lowered, auto create, auto run_plan>
+class PlanOf {
  public:
+  PlanOf(Op op, const Args& args) {
+    tessera_plan* plan = nullptr;
+    throw_unless_ok(create(op, Lowered(args).get(), &plan));
+    plan_.reset(plan);
+  }
+  void run(const Args& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
+    throw_unless_ok(run_plan(plan_.get(), Lowered(args).get(), workspace, bytes, stream));
+  }
   std::size_t workspace() const noexcept { return tessera_plan_workspace(plan_.get()); }
   std::string explain(tessera_explain_format format = TESSERA_EXPLAIN_TEXT) const {
     return tessera_plan_explain(plan_.get(), format);
   }
 
- protected:
+ private:
   struct Destroy {
     void operator()(tessera_plan* plan) const noexcept { tessera_plan_destroy(plan); }
   };
@@ -171,6 +183,9 @@ class LoweredAttention : public LoweredArgs<tessera_attention, 26> {
     if (a.deterministic) args_.flags |= TESSERA_DETERMINISTIC;
     if (a.rotary_interleaved) args_.flags |= TESSERA_ROTARY_INTERLEAVED;
     if (a.batch_invariant) args_.flags |= TESSERA_BATCH_INVARIANT;
+    if (a.fp8) args_.flags |= TESSERA_FP8;
+    if (a.fp8_rotate) args_.flags |= TESSERA_FP8_ROTATE;
+    if (a.fp8_residual) args_.flags |= TESSERA_FP8_RESIDUAL;
     args_.alignment = a.alignment;
     args_.window_left = a.window_left;
     args_.window_right = a.window_right;
@@ -222,18 +237,8 @@ inline void attention_decode(const Attention& attention, void* stream = nullptr)
 }
 
 // Arguments checked and a kernel chosen once, to be run many times: a run neither compiles nor allocates.
-class Plan : public detail::OwnedPlan {
- public:
-  Plan(tessera_attention_op op, const Attention& attention) {
-    tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_attention_plan_create(op, detail::LoweredAttention(attention).get(), &plan));
-    plan_.reset(plan);
-  }
-  void run(const Attention& attention, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(
-        tessera_attention_plan_run(plan_.get(), detail::LoweredAttention(attention).get(), workspace, bytes, stream));
-  }
-};
+using Plan = detail::PlanOf<tessera_attention_op, Attention, detail::LoweredAttention, tessera_attention_plan_create,
+                            tessera_attention_plan_run>;
 
 // Which kernel serves this, and why the others do not. arch as in tessera_attention_explain.
 inline std::string explain(tessera_attention_op op, const Attention& attention, const char* arch = nullptr,
@@ -292,18 +297,8 @@ inline void gemm_grouped(const Gemm& args, void* stream = nullptr) {
 }
 
 // As Plan, for products.
-class GemmPlan : public detail::OwnedPlan {
- public:
-  explicit GemmPlan(const Gemm& args, tessera_gemm_op op = TESSERA_GEMM_DENSE) {
-    tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_gemm_plan_create(op, detail::LoweredGemm(args).get(), &plan));
-    plan_.reset(plan);
-  }
-  void run(const Gemm& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(
-        tessera_gemm_plan_run(plan_.get(), detail::LoweredGemm(args).get(), workspace, bytes, stream));
-  }
-};
+using GemmPlan =
+    detail::PlanOf<tessera_gemm_op, Gemm, detail::LoweredGemm, tessera_gemm_plan_create, tessera_gemm_plan_run>;
 
 // The arguments of an MLP; tessera_mlp in mlp.h says what each is.
 struct Mlp {
@@ -480,59 +475,17 @@ inline void loss_linear_cross_entropy(const Loss& args, void* stream = nullptr) 
 }
 
 // As Plan, for MLPs.
-class MlpPlan : public detail::OwnedPlan {
- public:
-  MlpPlan(tessera_mlp_op op, const Mlp& args) {
-    tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_mlp_plan_create(op, detail::LoweredMlp(args).get(), &plan));
-    plan_.reset(plan);
-  }
-  void run(const Mlp& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(
-        tessera_mlp_plan_run(plan_.get(), detail::LoweredMlp(args).get(), workspace, bytes, stream));
-  }
-};
+using MlpPlan = detail::PlanOf<tessera_mlp_op, Mlp, detail::LoweredMlp, tessera_mlp_plan_create, tessera_mlp_plan_run>;
 
 // As Plan, for mixtures of experts.
-class MoePlan : public detail::OwnedPlan {
- public:
-  MoePlan(tessera_moe_op op, const Moe& args) {
-    tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_moe_plan_create(op, detail::LoweredMoe(args).get(), &plan));
-    plan_.reset(plan);
-  }
-  void run(const Moe& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(
-        tessera_moe_plan_run(plan_.get(), detail::LoweredMoe(args).get(), workspace, bytes, stream));
-  }
-};
+using MoePlan = detail::PlanOf<tessera_moe_op, Moe, detail::LoweredMoe, tessera_moe_plan_create, tessera_moe_plan_run>;
 
 // As Plan, for norms.
-class NormPlan : public detail::OwnedPlan {
- public:
-  NormPlan(tessera_norm_op op, const Norm& args) {
-    tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_norm_plan_create(op, detail::LoweredNorm(args).get(), &plan));
-    plan_.reset(plan);
-  }
-  void run(const Norm& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(
-        tessera_norm_plan_run(plan_.get(), detail::LoweredNorm(args).get(), workspace, bytes, stream));
-  }
-};
+using NormPlan =
+    detail::PlanOf<tessera_norm_op, Norm, detail::LoweredNorm, tessera_norm_plan_create, tessera_norm_plan_run>;
 
 // As Plan, for losses.
-class LossPlan : public detail::OwnedPlan {
- public:
-  explicit LossPlan(const Loss& args, tessera_loss_op op = TESSERA_LOSS_GMM_NLL) {
-    tessera_plan* plan = nullptr;
-    detail::throw_unless_ok(tessera_loss_plan_create(op, detail::LoweredLoss(args).get(), &plan));
-    plan_.reset(plan);
-  }
-  void run(const Loss& args, void* workspace, std::size_t bytes, void* stream = nullptr) const {
-    detail::throw_unless_ok(
-        tessera_loss_plan_run(plan_.get(), detail::LoweredLoss(args).get(), workspace, bytes, stream));
-  }
-};
+using LossPlan =
+    detail::PlanOf<tessera_loss_op, Loss, detail::LoweredLoss, tessera_loss_plan_create, tessera_loss_plan_run>;
 
 }  // namespace tessera

@@ -4,13 +4,14 @@
 
 #include "attention/decode_schedule.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/e4m3.cuh"
 #include "ptx/global.cuh"
 #include "tile/rotary.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace tessera {
 
-// One sequence's keys of one head, in K or in V.
+// One sequence's keys of one head, in K or in V. Rows are of 16-bit columns, with two values each if they are e4m3.
 template <bool paged>
 struct CacheRows {
   Bits16* base;      // contiguous: the row of key 0; paged: row 0 of page 0
@@ -87,23 +88,40 @@ __forceinline__ void load_cache_tile(const DecodeSchedule& s, const Tile& tile, 
 }
 
 // Copies new keys, or values, that belong to a tile into it, and into the cache if `writes`. rotates: with rotary
-// embedding, new key i at rotary_position + i.
-template <DType dtype, int threads, int vector, bool rotates, class Tile, class Rows>
+// embedding, new key i at rotary_position + i. e4m3: divided by the scale and rounded, after that; a word at a time, since
+// the rest of the kernel leaves few registers.
+template <DType dtype, int threads, int vector, bool rotates, bool e4m3, class Tile, class Rows>
 __forceinline__ void append_to_tile(const AttentionDecodeParams& p, const Tile& tile, const Rows& rows,
                                     const Strides& strides, const Bits16* added, Index added_stride,
-                                    const DecodeSequence& sequence, int first_key, int rotary_position, bool writes) {
+                                    const DecodeSequence& sequence, int first_key, int rotary_position, float scale,
+                                    bool writes) {
+  constexpr int kParts = Tile::kChunks * (e4m3 ? 4 : 1);  // of a row
   const int from_key = max(first_key, sequence.old_length);
   const int end_key = min(first_key + Tile::kRows, sequence.length);
-  for (int index = recomputed(threadIdx.x); index < (end_key - from_key) * Tile::kChunks; index += threads) {
-    const int key = from_key + index / Tile::kChunks;
-    const int chunk = index % Tile::kChunks;
+#pragma unroll 1
+  for (int index = recomputed(threadIdx.x); index < (end_key - from_key) * kParts; index += threads) {
+    const int key = from_key + index / kParts, part = index % kParts;
     const int which = key - sequence.old_length;
     const Bits16* source = added + which * added_stride;
     const auto value = [&](int column) { return to_float<dtype>(source[column]); };
-    const Words4 words = rotates && p.rotary_dim > 0 ? rotated_chunk<dtype>(p, value, chunk, rotary_position + which)
-                                                     : load_chunk<vector>(source + chunk * 8, true);
-    store_shared_16(tile.address(key - first_key, chunk), words);
-    if (writes) store_chunk<vector>(rows.row(p.schedule, strides, key, true) + chunk * 8, words);
+    if constexpr (e4m3) {
+      float v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = part * 4 + i;
+        const float x =
+            rotates && p.rotary_dim > 0 ? rotated<dtype>(p, value, column, rotary_position + which) : value(column);
+        v[i] = __fdiv_rn(to_float<dtype>(from_float<dtype>(x)), scale);
+      }
+      const unsigned word = pack_e4m3(v[0], v[1], v[2], v[3]);
+      store_shared_4(tile.address(key - first_key, part / 4) + part % 4 * 4, word);
+      if (writes) reinterpret_cast<unsigned*>(rows.row(p.schedule, strides, key, true))[part] = word;
+    } else {
+      const Words4 words = rotates && p.rotary_dim > 0 ? rotated_chunk<dtype>(p, value, part, rotary_position + which)
+                                                       : load_chunk<vector>(source + part * 8, true);
+      store_shared_16(tile.address(key - first_key, part), words);
+      if (writes) store_chunk<vector>(rows.row(p.schedule, strides, key, true) + part * 8, words);
+    }
   }
 }
 

@@ -9,7 +9,7 @@
 namespace tessera {
 
 struct AttentionDecodeConfig {
-  DType dtype;
+  DType dtype;  // of queries, new keys and the output
   int dim_qk;
   int dim_v;
   int block_k;    // keys per tile
@@ -21,8 +21,9 @@ struct AttentionDecodeConfig {
   int vector;      // elements per load: 8 (16 bytes), or 1 if a pointer or a stride does not allow it
   bool score_mod;  // softcap, ALiBi or a scale that is not positive
   bool paged;
-  bool append;   // new keys, with or without rotary embedding
-  int box_rows;  // sm_90: keys of a TMA box, with which a producer warp loads K and V; 0: cp.async
+  bool append;      // new keys, with or without rotary embedding
+  bool e4m3_cache;  // else the cache is of `dtype`
+  int box_rows;     // sm_90: keys of a TMA box, with which a producer warp loads K and V; 0: cp.async
 };
 
 template <class Visitor>
@@ -40,11 +41,12 @@ constexpr void visit_fields(const AttentionDecodeConfig& config, Visitor&& visit
   visit("score_mod", config.score_mod);
   visit("paged", config.paged);
   visit("append", config.append);
+  visit("e4m3_cache", config.e4m3_cache);
   visit("box_rows", config.box_rows);
 }
 
 // Shared memory: Q; what the CTAs of a cluster exchange; and the stages, each with K, V and, for the first tile of a
-// sequence, its queries. The warps that share keys merge their outputs in the stage that they have consumed last.
+// sequence, its queries and, of an e4m3 cache, the scales of K and V. The warps that share keys merge their outputs in the stage that they have consumed last.
 constexpr int decode_rows(const AttentionDecodeConfig& config) { return config.row_warps * 16; }
 constexpr int decode_query_bytes(const AttentionDecodeConfig& config) {
   return decode_rows(config) * config.dim_qk * 2;
@@ -60,19 +62,20 @@ constexpr int decode_exchange_bytes(const AttentionDecodeConfig& config) {
   const int rows = (decode_rows(config) + config.cluster - 1) / config.cluster;  // that a CTA combines
   return config.cluster > 1 ? rows * config.cluster * (config.dim_v + 4) * 4 : 0;
 }
-constexpr int decode_key_bytes(const AttentionDecodeConfig& config) {
-  return config.box_rows > 0 ? tile_bytes(config.block_k, config.dim_qk, 16) : config.block_k * config.dim_qk * 2;
-}
-constexpr int decode_value_bytes(const AttentionDecodeConfig& config) {
-  return config.box_rows > 0 ? tile_bytes(config.block_k, config.dim_v, 16) : config.block_k * config.dim_v * 2;
+// 16-bit columns that a row of the cache takes.
+constexpr int decode_columns(const AttentionDecodeConfig& config, int dim) { return config.e4m3_cache ? dim / 2 : dim; }
+constexpr int decode_tile_bytes(const AttentionDecodeConfig& config, int dim) {
+  const int columns = decode_columns(config, dim);
+  return config.box_rows > 0 ? tile_bytes(config.block_k, columns, 16) : config.block_k * columns * 2;
 }
 constexpr int decode_tiles_bytes(const AttentionDecodeConfig& config) {
-  const int tiles = decode_key_bytes(config) + decode_value_bytes(config);
+  const int tiles = decode_tile_bytes(config, config.dim_qk) + decode_tile_bytes(config, config.dim_v);
   const int merged = config.key_warps > 1 ? config.key_warps * decode_rows(config) * config.dim_v * 4 : 0;
   return tiles > merged ? tiles : merged;
 }
+constexpr int decode_scale_bytes(const AttentionDecodeConfig& config) { return config.e4m3_cache ? 128 : 0; }
 constexpr int decode_stage_bytes(const AttentionDecodeConfig& config) {
-  const int bytes = decode_tiles_bytes(config) + decode_query_bytes(config);
+  const int bytes = decode_tiles_bytes(config) + decode_query_bytes(config) + decode_scale_bytes(config);
   return config.box_rows > 0 ? (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment : bytes;
 }
 constexpr int decode_barrier_bytes(const AttentionDecodeConfig& config) {
@@ -117,6 +120,8 @@ struct AttentionDecodeParams {
   const void* q;  // [B, Sq, Hq, Dqk]
   void* k;        // [rows, capacity, Hkv, Dqk], or [pages, page_size, Hkv, Dqk]; written if keys are appended
   void* v;
+  const float* k_scale;  // of an e4m3 cache: [B or 1, Hkv or 1], the factors that it was divided by
+  const float* v_scale;
   void* o;                 // [B, Sq, Hq, Dv]
   float* lse;              // [B, Hq, Sq], natural log, may be null
   float* o_partial;        // [slots, rows of a row block, Dv]
@@ -128,12 +133,14 @@ struct AttentionDecodeParams {
   int* status;                // [B], may be null
   const float* alibi_slopes;  // [Hq] or [B, Hq], may be null
   Strides q_strides;
-  Strides k_strides;  // .batch: of a page, if paged
+  Strides k_strides;  // .batch: of a page, if paged; in 16-bit columns, for e4m3 as well
   Strides v_strides;
   Strides o_strides;
   Strides k_new_strides;
   Strides v_new_strides;
   RowStrides lse_strides;
+  RowStrides k_scale_strides;
+  RowStrides v_scale_strides;
   Index rotary_cos_stride;
   Index rotary_sin_stride;
   Index alibi_batch_stride;

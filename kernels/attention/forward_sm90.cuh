@@ -75,7 +75,7 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
     __syncwarp();
     named_barrier_arrive(kMbarriersReady, threads_of(config));
     if constexpr (kReallocatesRegisters) setmaxnreg_dec<kRegisters.producer>();
-    if (threadIdx.x == 0) producer.run();
+    if (config.page_box > 0 ? threadIdx.x < 32 : threadIdx.x == 0) producer.run();
   } else {
     named_barrier_sync(kMbarriersReady, threads_of(config));
     if constexpr (kReallocatesRegisters) setmaxnreg_inc<kRegisters.consumer>();

@@ -1,4 +1,5 @@
-// The producer of attention/forward_sm90.cuh: one thread that schedules the work tiles and issues the TMA loads.
+// The producer of attention/forward_sm90.cuh: one thread that schedules the work tiles and issues the TMA loads. If K and
+// V are in pages, it is a warp, whose first thread does that: each lane reads the page table for one box of the next tile.
 #pragma once
 
 #include "attention/forward_sm90_config.h"
@@ -28,6 +29,7 @@ struct ForwardSm90Producer {
   PipelineState<config.q_stages> q_pipe = {};
   PipelineState<config.stages> k_pipe = {}, v_pipe = {};
   PipelineState<kWorkTileSlots> work_pipe = {};
+  int k_page = 0, v_page = 0;  // paged: the lane's entry of the page table for the next tile of K and of V
 
   // The keys of a work tile: where TMA finds them.
   struct Keys {
@@ -35,6 +37,7 @@ struct ForwardSm90Producer {
     RowOrigin k, v;
     const int* pages;  // paged: of the sequence
     int length;        // paged
+    int fill;          // paged: the first key of the last box that ends within the sequence, 0 if there is none
   };
 
   // All swizzle atoms of `rows` rows from `row` on.
@@ -50,37 +53,52 @@ struct ForwardSm90Producer {
     }
   }
 
-  // The rows of a box of `maps` from `key` of a paged cache on, to row `row` of a tile of keys.
+  // The thread that issues loads and writes. Without pages there is no other.
+  __forceinline__ bool is_leader() const { return config.page_box == 0 || threadIdx.x == 0; }
+
+  // Keys beyond the sequence's length get probability 0, and any finite V will do: rows of the sequence are loaded in
+  // their place, so that nothing else of the cache reaches a product. Those of its last whole box are taken.
+  static __forceinline__ int key_of_box(int key, const Keys& keys) { return key < keys.length ? key : keys.fill; }
+  // This lane's entry of the page table for a tile of keys: lane i's is that of box i.
+  __forceinline__ int page_of(int tile, const Keys& keys) const {
+    static_assert(config.block_k / config.page_box <= 32);
+    const int key = max(tile, 0) * config.block_k + static_cast<int>(threadIdx.x) * config.page_box;
+    return keys.pages[p.cache.by_page.quotient(key_of_box(key, keys))];
+  }
+  // The rows of a box of `maps` from `in_page` on, to row `row` of a tile of keys.
   template <int dim>
-  __forceinline__ void load_box(unsigned destination, const AtomMaps& maps, unsigned full, int row, int key,
-                                const Keys& keys) {
-    const int page = static_cast<int>(p.cache.by_page.quotient(key));
-    const int in_page = key - page * static_cast<int>(p.cache.by_page.by);
-    const int physical = physical_page(p.cache, keys.pages[page]);
+  __forceinline__ void load_box(unsigned destination, const AtomMaps& maps, unsigned full, int row, int in_page,
+                                int page, const Keys& keys) {
 #pragma unroll
     for (int column = 0; column < padded_dim(dim, kMinAtom); column += atom_at(dim, kMinAtom, column).width) {
       const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
       tma_load(destination + atom_offset(atom, config.block_k) + row * static_cast<unsigned>(atom.width) * 2,
-               maps.by_width[map_index(atom.width)], full, column, in_page, keys.head, physical);
+               maps.by_width[map_index(atom.width)], full, column, in_page, keys.head, page);
     }
   }
-  // The same as load() for block_k keys of a paged cache from `key` on, in boxes that are within a page. Keys beyond the
-  // sequence's length get probability 0, and any finite V will do: rows of the sequence are loaded in their place, so that
-  // nothing else of the cache reaches a product. The box in which the sequence ends is loaded row by row.
+  // The same as load() for a tile of keys of a paged cache, in boxes that are within a page; `entry` is this lane's page_of
+  // the tile. The box in which the sequence ends is loaded row by row, with its last key repeated.
   template <int dim>
   __forceinline__ void load_pages(unsigned destination, const AtomMaps& boxes, const AtomMaps& rows, unsigned full,
-                                  int key, const Keys& keys) {
-    mbarrier_arrive_expect_tx(full, config.block_k * padded_dim(dim, kMinAtom) * 2);
+                                  int tile, int entry, const Keys& keys) {
+    if (is_leader()) mbarrier_arrive_expect_tx(full, config.block_k * padded_dim(dim, kMinAtom) * 2);
+    const int own = key_of_box(tile * config.block_k + static_cast<int>(threadIdx.x) * config.page_box, keys);
+    const int size = static_cast<int>(p.cache.by_page.by);
+    const int own_in_page = own - static_cast<int>(p.cache.by_page.quotient(own)) * size;
+    const int own_page = physical_page(p.cache, entry);
 #pragma unroll 1
-    for (int row = 0; row < config.block_k; row += config.page_box) {
-      const int first = key + row;
-      const bool beyond = first >= keys.length;
-      if (first + config.page_box <= keys.length || (beyond && config.page_box <= keys.length)) {
-        load_box<dim>(destination, boxes, full, row, beyond ? 0 : first, keys);
+    for (int box = 0; box < config.block_k / config.page_box; ++box) {
+      const int in_page = __shfl_sync(0xffffffffu, own_in_page, box);
+      const int page = __shfl_sync(0xffffffffu, own_page, box);
+      const int row = box * config.page_box;
+      const int key = key_of_box(tile * config.block_k + row, keys);
+      if (!is_leader()) continue;
+      if (key + config.page_box <= keys.length) {
+        load_box<dim>(destination, boxes, full, row, in_page, page, keys);
       } else {
 #pragma unroll 1
         for (int i = 0; i < config.page_box; ++i) {
-          load_box<dim>(destination, rows, full, row + i, min(first + i, keys.length - 1), keys);
+          load_box<dim>(destination, rows, full, row + i, in_page + min(i, keys.length - 1 - key), page, keys);
         }
       }
     }
@@ -109,6 +127,7 @@ struct ForwardSm90Producer {
     if constexpr (config.page_box > 0) {
       keys.pages = p.cache.page_table + info.batch * p.cache.page_table_stride;
       keys.length = info.len_k;
+      keys.fill = max(keys.length / config.page_box - 1, 0) * config.page_box;
     } else if constexpr (config.cache) {
       const CachedSequence cached = cached_sequence(p.cache, info.batch);
       keys.k = row_origin(p.cache.capacity, info.len_k, cached.row * p.k_pitch + cached.leftpad);
@@ -122,11 +141,12 @@ struct ForwardSm90Producer {
     const unsigned full = shared + kAt.k_full + k_pipe.index * kMbarrierBytes;
     mbarrier_wait_parity(shared + kAt.k_empty + k_pipe.index * kMbarrierBytes, k_pipe.parity ^ 1);
     const unsigned destination = shared + kAt.k + k_pipe.index * kAt.k_stage;
-    const int key = tile * config.block_k;
     if constexpr (config.page_box > 0) {
-      load_pages<config.dim_qk>(destination, p.k, p.k_rows, full, key, keys);
+      const int entry = k_page;
+      k_page = page_of(tile - 1, keys);
+      load_pages<config.dim_qk>(destination, p.k, p.k_rows, full, tile, entry, keys);
     } else {
-      load<config.block_k, config.dim_qk>(destination, p.k, full, key, keys.head, keys.k);
+      load<config.block_k, config.dim_qk>(destination, p.k, full, tile * config.block_k, keys.head, keys.k);
     }
     k_pipe.advance();
   }
@@ -134,11 +154,12 @@ struct ForwardSm90Producer {
     const unsigned full = shared + kAt.v_full + v_pipe.index * kMbarrierBytes;
     mbarrier_wait_parity(shared + kAt.v_empty + v_pipe.index * kMbarrierBytes, v_pipe.parity ^ 1);
     const unsigned destination = shared + kAt.v + v_pipe.index * kAt.v_stage;
-    const int key = tile * config.block_k;
     if constexpr (config.page_box > 0) {
-      load_pages<config.dim_v>(destination, p.v, p.v_rows, full, key, keys);
+      const int entry = v_page;
+      v_page = page_of(tile - 1, keys);
+      load_pages<config.dim_v>(destination, p.v, p.v_rows, full, tile, entry, keys);
     } else {
-      load<config.block_k, config.dim_v>(destination, p.v, full, key, keys.head, keys.v);
+      load<config.block_k, config.dim_v>(destination, p.v, full, tile * config.block_k, keys.head, keys.v);
     }
     v_pipe.advance();
   }
@@ -146,8 +167,13 @@ struct ForwardSm90Producer {
   // Static persistent scheduler, or with dynamic_scheduler a global counter, which is read ahead: while the current
   // work tile is being loaded.
   __forceinline__ unsigned next_index(unsigned round) {
-    return config.dynamic_scheduler ? gridDim.x + atomicAdd(p.tile_counter, 1u)
-                                    : own_index(round, blockIdx.x, gridDim.x);
+    if constexpr (config.dynamic_scheduler) {
+      unsigned index = 0;
+      if (is_leader()) index = gridDim.x + atomicAdd(p.tile_counter, 1u);
+      return config.page_box > 0 ? __shfl_sync(0xffffffffu, index, 0) : index;
+    } else {
+      return own_index(round, blockIdx.x, gridDim.x);
+    }
   }
 
   __forceinline__ WorkTileInfo info_of(unsigned index) const {
@@ -160,7 +186,9 @@ struct ForwardSm90Producer {
     if constexpr (config.cache) {
       const CachedSequence cached = cached_sequence(p.cache, item.batch);
       info.len_k = cached.length;
-      if (p.cache.status && info.head == 0 && info.first_q == 0) p.cache.status[item.batch] = cached.refused;
+      if (p.cache.status && info.head == 0 && info.first_q == 0 && is_leader()) {
+        p.cache.status[item.batch] = cached.refused;
+      }
     } else {
       info.len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
     }
@@ -173,8 +201,10 @@ struct ForwardSm90Producer {
   __forceinline__ void write(const WorkTileInfo& info) {
     const unsigned slot = shared + kAt.work_tiles + work_pipe.index * kWorkTileBytes;
     const Words4(&words)[2] = reinterpret_cast<const Words4(&)[2]>(info);
-    store_shared_16(slot, words[0]);
-    store_shared_16(slot + 16, words[1]);
+    if (is_leader()) {
+      store_shared_16(slot, words[0]);
+      store_shared_16(slot + 16, words[1]);
+    }
     work_pipe.advance();
   }
 
@@ -212,14 +242,15 @@ struct ForwardSm90Producer {
       const unsigned q_full = acquire_q();
       write(info);
       if (!info.has_keys()) {
-        mbarrier_arrive(q_full);
+        if (is_leader()) mbarrier_arrive(q_full);
         q_pipe.advance();
         continue;
       }
       const RowOrigin q_origin = row_origin(p.cu_seqlens_q, info.batch, p.seq_q, info.len_q);
       const Keys keys = keys_of(info);
-      load_q(info, q_full, q_origin);
+      if (is_leader()) load_q(info, q_full, q_origin);
       q_pipe.advance();
+      if constexpr (config.page_box > 0) k_page = v_page = page_of(info.last_tile, keys);
       for (int tile = info.last_tile + kAhead; tile >= info.first_tile; --tile) {
         if (tile - kAhead >= info.first_tile) load_k(tile - kAhead, keys);
         if (tile <= info.last_tile) load_v(tile, keys);
@@ -229,7 +260,7 @@ struct ForwardSm90Producer {
     end.first_q = WorkTileInfo::kNoWork;
     const unsigned q_full = acquire_q();
     write(end);
-    mbarrier_arrive(q_full);
+    if (is_leader()) mbarrier_arrive(q_full);
   }
 };
 

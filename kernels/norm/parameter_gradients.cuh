@@ -1,6 +1,6 @@
 // Adds the sums that the CTAs of norm/backward.cuh wrote, in a fixed order. Entry point: norm_parameter_gradients, below.
 //
-// A CTA has 32 columns, of the weight or (blockIdx.y = 1) of the bias. Its warps add every groups-th row, four loads at a
+// A CTA has 32 columns, of the weight or (blockIdx.y = 1) of the bias. Its warps add every groups-th row, eight loads at a
 // time; the first warp adds the warps' sums. The rows were just written and are in L2.
 #pragma once
 
@@ -21,7 +21,7 @@ __forceinline__ void norm_parameter_gradients(const NormParameterGradientsParams
   float sum = 0;
   if (column < p.columns) {
     const float* from = p.partial + static_cast<Index>(blockIdx.y) * p.columns + column;
-#pragma unroll 4
+#pragma unroll 8
     for (int part = group; part < p.parts; part += config.groups) sum += from[part * p.stride];
   }
   sums[group][lane] = sum;

@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import torch
 from torch import are_deterministic_algorithms_enabled
@@ -9,6 +10,11 @@ from tessera._error import Error
 from tessera._fp8 import Fp8Attention
 
 _DISPATCHED, _PLAIN, _GRADIENTS, _AUTOCAST = _ops.DISPATCHED, _ops.PLAIN, _ops.GRADIENTS, _ops.AUTOCAST
+_PRECISIONS = {
+    "fp8": _ops.FP8,
+    "fp8_rotated": _ops.FP8 | _ops.FP8_ROTATE,
+    "fp8_residual": _ops.FP8 | _ops.FP8_RESIDUAL,
+}
 _ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
 
 
@@ -75,7 +81,9 @@ def _under_autocast(q, k, v):
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
 
 
-def _options(causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk):
+def _options(
+    causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk, precision=None
+):
     """The arguments of the C ABI that are not tensors."""
     # A tensor's value may change, and options are cached.
     for name, value, wanted in (
@@ -104,6 +112,11 @@ def _options(causal, alignment, window, softcap, scale, deterministic, max_seqle
         raise Error(f"{name} is {alignment!r}; {accepted}'top_left', 'bottom_right' and None are accepted") from None
     if deterministic:
         flags |= _ops.DETERMINISTIC
+    if precision is not None:
+        try:
+            flags |= _PRECISIONS[precision]
+        except (KeyError, TypeError):
+            raise Error(f"precision is {precision!r}; 'fp8', 'fp8_rotated', 'fp8_residual' and None are accepted") from None
     left = right = -1
     if window is not None:
         try:
@@ -130,6 +143,18 @@ def _cached_options(given):
         return _cache.setdefault(given, _options(*given))
     except TypeError:  # a list is not hashable
         return _options(*given)
+
+
+def _first_served(precisions, call):
+    for i, precision in enumerate(precisions):
+        try:
+            return call(precision)
+        except Error as error:
+            if error.status != "unsupported" or i + 1 == len(precisions):
+                raise
+            message = f"precision={precision!r} is not served, {precisions[i + 1]!r} is used: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+    raise Error("precision is empty; at least one is expected")
 
 
 def attention(
@@ -169,23 +194,27 @@ def attention(
     max_seqlen_q, max_seqlen_k   optional: the longest sequences
     attention_chunk   a query at position x sees only keys of its chunk, x // attention_chunk; 0: all. No gradient
 
-    precision         "fp8": q, k and v are rounded to e4m3 with a scale for each 128 rows of a head (quantize_fp8) and
-                      the forward runs on these; gradients are computed in q's type, on the rounded values. On
-                      the CPU only so far; needs max_seqlen_q and max_seqlen_k with packed sequences
+    precision         "fp8": q, k and v are rounded to e4m3 with a scale for each head of a sequence, and the forward
+                      runs on these; gradients are computed in q's type, on the rounded values. "fp8_rotated":
+                      q and k are multiplied by a random-sign Hadamard matrix before they are rounded. "fp8_residual":
+                      what rounding takes from the 8 largest key channels of a head is kept; no gradient. A tuple:
+                      the first that is served, with a warning if that is not the first
 
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the full contract.
     """
-    if precision is not None:
-        if precision != "fp8":
-            raise Error(f"precision is {precision!r}; 'fp8' and None are accepted")
-        if cu_seqlens_q is not None and (max_seqlen_q is None or max_seqlen_k is None):
-            raise Error("max_seqlen_q or max_seqlen_k is None; precision='fp8' needs them with packed sequences")
+    if isinstance(precision, tuple):
+        given = {name: value for name, value in locals().items() if name != "precision"}
+        return _first_served(precision, lambda each: attention(**given, precision=each))
     if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are cached
         max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
-    mode = _DISPATCHED if precision is not None or is_dynamo_compiling() else _native.mode(q, k, v)
+    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
+    if precision is not None and mode != _PLAIN:
+        mode = _DISPATCHED
     if deterministic is None and mode != _PLAIN:  # only gradients differ
         deterministic = are_deterministic_algorithms_enabled()
     given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk)
+    if precision is not None:
+        given += (precision,)
     if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, which tessera does not compute; pass alibi.detach()")
     if mode == _PLAIN:
@@ -199,6 +228,8 @@ def attention(
     q, k, v = _under_autocast(q, k, v)
     options = _options(*given)
     if precision is not None:
+        if precision == "fp8_residual" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+            raise Error("fp8_residual has no gradient; precision='fp8' and 'fp8_rotated' have, or use torch.no_grad()")
         out, lse = Fp8Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options)
         return (out, lse) if return_lse else out
     if mode == _GRADIENTS + _AUTOCAST:
@@ -255,6 +286,15 @@ def _cached_decode_options(*given):
         return _decode_options(*given)
 
 
+def _cache_and_scale(name, cache, scale):
+    """As the library takes them: e4m3 as uint8, and a dim of one block more."""
+    if getattr(cache, "dtype", None) == torch.float8_e4m3fn:
+        cache = cache.view(torch.uint8)
+    elif getattr(cache, "dtype", None) == torch.uint8:
+        raise Error(f"{name}_cache is uint8; float8_e4m3fn is accepted, as {name}_cache.view(torch.float8_e4m3fn)")
+    return cache, scale.unsqueeze(-1) if isinstance(scale, torch.Tensor) and scale.dim() == 2 else scale
+
+
 def decode(
     q,
     k_cache,
@@ -281,6 +321,8 @@ def decode(
     cu_seqlens_q=None,
     max_seqlen_q=None,
     attention_chunk=0,
+    k_scale=None,
+    v_scale=None,
 ):
     """Attention of new queries, few or many, against a KV cache, for inference. They stand at each sequence's end.
 
@@ -303,14 +345,19 @@ def decode(
     cu_seqlens_q     int32 [B + 1], packed queries: q and out are [total_q, H, D], lse [Hq, total_q]; not with k_new
     max_seqlen_q     optional: the longest sequence of queries
     attention_chunk  a query at position x sees only keys of its chunk, x // attention_chunk; 0: all
+    k_scale, v_scale   of caches of float8_e4m3fn, which need them: float32 [B or 1, Hkv or 1]. A key is what k_cache has
+                     times its scale; k_new is divided by it, rounded to float8_e4m3fn, and attended to as such
 
     On the CPU, lengths and indices that do not fit the cache raise. On a GPU only the device knows them: such a sequence
     gets 0 (log-sum-exp -inf), its cache is not written, and its status is 1.
     """
+    k_cache, k_scale = _cache_and_scale("k", k_cache, k_scale)
+    v_cache, v_scale = _cache_and_scale("v", v_cache, v_scale)
     interleaved = rotary_interleaved and rotary_cos is not None
     longest = int(max_seqlen_q) if isinstance(max_seqlen_q, torch.Tensor) else max_seqlen_q
     given = (causal, window, softcap, scale, interleaved, batch_invariant, longest, attention_chunk)
     head = (q, k_cache, v_cache, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q)
+    head += (k_scale, v_scale)
     appended = (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)
     if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) & ~_AUTOCAST == _PLAIN:
         if k_new is not None:
@@ -363,6 +410,8 @@ def explain(
     status=None,
     batch_invariant=False,
     attention_chunk=0,
+    k_scale=None,
+    v_scale=None,
 ):
     """Which kernel would serve this call, and why the others would not. Nothing is run, and no data is read.
 
@@ -378,12 +427,14 @@ def explain(
         if value not in accepted:
             raise Error(f"{name} is {value!r}; {', '.join(map(repr, accepted))} are accepted")
     if op == "decode":
+        k, k_scale = _cache_and_scale("k", k, k_scale)
+        v, v_scale = _cache_and_scale("v", v, v_scale)
         interleaved = rotary_interleaved and rotary_cos is not None
         options = _decode_options(
             causal, window, softcap, scale, interleaved, batch_invariant, max_seqlen_q, attention_chunk
         )
-        rest = (cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_new, v_new, rotary_cos, rotary_sin)
-        rest += (rotary_seqlens, status)
+        rest = (cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_scale, v_scale)
+        rest += (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)
     else:
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()

@@ -78,9 +78,11 @@ def attend(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, d
 def with_kvcache(
     q, k_cache, v_cache, k, v, *, cache_seqlens, page_table, cache_batch_idx, leftpad, rotary_cos, rotary_sin,
     rotary_interleaved, rotary_seqlens, softmax_scale, causal, window_size, softcap, alibi_slopes, return_lse,
-    attention_chunk=0, cu_seqlens_q=None, max_seqlen_q=None,
+    attention_chunk=0, cu_seqlens_q=None, max_seqlen_q=None, k_scale=None, v_scale=None,
 ):  # fmt: skip
     """Attention against a KV cache, to which k and v are appended first: out, or (out, lse)."""
+    if is_e4m3 := getattr(k_cache, "dtype", None) == torch.float8_e4m3fn:
+        k_scale, v_scale = (torch.ones(1, 1, dtype=torch.float32, device=q.device) if s is None else s for s in (k_scale, v_scale))
     if (k is None) != (v is None):
         raise Error("one of k and v is given; both or neither are accepted")
     if k is not None and cache_seqlens is None:
@@ -97,14 +99,14 @@ def with_kvcache(
         known = room if cache_seqlens is None else cache_seqlens
         if not 0 <= known <= room - new:
             raise Error(f"cache_seqlens and k need room for {known + new} keys; the cache has room for {room}")
-    if _is_odd(q, v_cache):
+    if _is_odd(q, v_cache) and not is_e4m3:
         return _padded_cache(
             q, k_cache, v_cache, k, v, masks, cache_seqlens=cache_seqlens, page_table=page_table,
             cache_batch_idx=cache_batch_idx, leftpad=leftpad, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
             rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens, causal=causal, return_lse=return_lse,
             cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
         )  # fmt: skip
-    plain = page_table is None and cache_batch_idx is None and leftpad is None and rotary_cos is None
+    plain = page_table is None and cache_batch_idx is None and leftpad is None and rotary_cos is None and not is_e4m3
     if known is not None and plain and cu_seqlens_q is None and q.is_cuda and q.size(1) > MOST_DECODE_ROWS:
         if new:
             with torch.no_grad():
@@ -136,6 +138,8 @@ def with_kvcache(
         return_lse=return_lse,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
+        k_scale=k_scale,
+        v_scale=v_scale,
         **masks,
     )
 

@@ -5,16 +5,16 @@ import torch
 from tessera import _native, _ops
 from tessera._error import Error
 
-# Rows that share a scale in attention(precision="fp8").
-_BLOCK = 128
+_BLOCK = 128  # rows that share a scale, unless the caller says otherwise
 
 
-def quantize_fp8(x, *, block=_BLOCK, cu_seqlens=None, max_seqlen=None):
+def quantize_fp8(x, *, block=_BLOCK, cu_seqlens=None, max_seqlen=None, rotate=False):
     """x as float8_e4m3fn, and its scales: x is about out * scale.
 
     x: [B, S, H, D], or packed [total, H, D] with cu_seqlens (int32 [B + 1]) and max_seqlen; float16, bfloat16 or, on the
     CPU, float32. Scales are powers of two, float32 [B, H, blocks] with block=64 or 128 rows of a sequence to each,
-    [B, H, 1] with block="head", [1, 1, 1] with block="tensor". Not differentiable.
+    [B, H, 1] with block="head", [1, 1, 1] with block="tensor". rotate: rows are multiplied by a random-sign Hadamard
+    matrix first, as precision="fp8_rotated" does with q and k. Not differentiable.
     """
     x = x.detach()
     if block not in (64, 128, "head", "tensor"):
@@ -31,7 +31,8 @@ def quantize_fp8(x, *, block=_BLOCK, cu_seqlens=None, max_seqlen=None):
     scale = torch.empty(shape, dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return out, scale.fill_(1.0)
-    _native.quantize_fp8(x, out.view(torch.uint8), scale, cu_seqlens, 0 if cu_seqlens is None else seq)
+    _native.quantize_fp8(x, out.view(torch.uint8), scale, cu_seqlens, 0 if cu_seqlens is None else seq,
+                         _ops.FP8_ROTATE * bool(rotate))
     return out, scale
 
 
@@ -56,36 +57,48 @@ def attention_fp8(q, k, v, scales, dtype, alibi, cu_seqlens_q, cu_seqlens_k, opt
     return _native.forward_fp8(*bits, alibi, cu_seqlens_q, cu_seqlens_k, options, *scales, dtype)
 
 
+def _rounded(x, cu_seqlens, max_seqlen, flags):
+    """What e4m3 and a scale for each head hold of x, in x's type."""
+    if x.numel() == 0:
+        return x
+    batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    out = torch.zeros_like(x, memory_format=torch.contiguous_format) if cu_seqlens is not None else torch.empty(
+        x.shape, dtype=x.dtype, device=x.device
+    )
+    scale = torch.empty((batch, x.shape[-2], 1), dtype=torch.float32, device=x.device)
+    longest = 0 if cu_seqlens is None else min(max_seqlen or x.shape[0], x.shape[0])
+    _native.quantize_fp8(x, out, scale, cu_seqlens, longest, flags)
+    return out
+
+
 class Fp8Attention(torch.autograd.Function):
-    """Forward on e4m3; the backward is that of q's type, on the dequantised values, and passes through the rounding."""
+    """Forward on e4m3; the backward is that of q's type, on the rounded values, and passes through the rounding."""
 
     @staticmethod
     def forward(ctx, q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options):
-        *_, max_q, max_k, _ = options
-        lengths = ((cu_seqlens_q, max_q), (cu_seqlens_k, max_k), (cu_seqlens_k, max_k))
-        quantised, scales = zip(
-            *(quantize_fp8(t, cu_seqlens=cu, max_seqlen=longest) for t, (cu, longest) in zip((q, k, v), lengths))
-        )
-        out, lse = attention_fp8(*quantised, scales, q.dtype, alibi, cu_seqlens_q, cu_seqlens_k, options)
-        ctx.save_for_backward(*quantised, *scales, alibi, cu_seqlens_q, cu_seqlens_k, out, lse)
+        out, lse = _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, False, True)
+        ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, out, lse)
         ctx.options = options
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, q_scale, k_scale, v_scale, alibi, cu_seqlens_q, cu_seqlens_k, out, lse = ctx.saved_tensors
+        q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
         _ops.refuse_tangents((dout, dlse))
+        scale, softcap, flags, *rest = ctx.options
+        *_, max_q, max_k, _ = rest
         values = (
-            dequantize_fp8(q, q_scale, out.dtype, cu_seqlens_q),
-            dequantize_fp8(k, k_scale, out.dtype, cu_seqlens_k),
-            dequantize_fp8(v, v_scale, out.dtype, cu_seqlens_k),
+            _rounded(q, cu_seqlens_q, max_q, flags & _ops.FP8_ROTATE),
+            _rounded(k, cu_seqlens_k, max_k, flags & _ops.FP8_ROTATE),
+            _rounded(v, cu_seqlens_k, max_k, 0),
         )
+        options = (scale, softcap, flags & ~(_ops.FP8 | _ops.FP8_ROTATE), *rest)
         # With create_graph=True, differentiating the result must raise: there is no second derivative.
         run = _ops.Backward.apply if torch.is_grad_enabled() else _ops.backward
-        gradients = run(*values, alibi, cu_seqlens_q, cu_seqlens_k, ctx.options, False, out, lse, dout, dlse)
+        gradients = run(*values, alibi, cu_seqlens_q, cu_seqlens_k, options, False, out, lse, dout, dlse)
         return *gradients, None, None, None, None
 
     jvp = staticmethod(_ops.refuse_forward_mode)

@@ -232,16 +232,23 @@ def mlp_of_groups(x, up, down, activation, up_bias, down_bias):
     """grouped_mlp for groups with the same input, x: [..., K], as one MLP whose second layer is block-diagonal.
 
     A tile of the second product has more columns than all groups together have outputs, so the zeros cost nothing; in
-    return, activations and their derivatives are epilogues. Outputs are padded to rows of whole 16 bytes.
+    return, activations and their derivatives are epilogues. Outputs are padded to rows of whole 16 bytes, and so are the rows of
+    the second weight, which one kernel for both layers needs.
     """
     groups, outputs, hidden = down.shape
     pad = torch.nn.functional.pad
-    missing = -groups * outputs % 8
-    blocks = torch.diagonal_scatter(down.new_zeros(groups, outputs, groups, hidden), down.permute(1, 2, 0), 0, 0, 2)
+    columns, missing = groups * hidden, -groups * outputs % 8
+    if eager_mode(x, up, down, up_bias, down_bias) == PLAIN:
+        blocks = down.new_zeros(groups * outputs + missing, columns + -columns % 8)
+        width = blocks.stride(0)
+        blocks.as_strided(down.shape, (outputs * width + hidden, width, 1)).copy_(down)
+    else:
+        blocks = torch.diagonal_scatter(down.new_zeros(groups, outputs, groups, hidden), down.permute(1, 2, 0), 0, 0, 2)
+        blocks = pad(blocks.flatten(2).flatten(0, 1), (0, -columns % 8, 0, missing))
     out = mlp(
         x,
         up.flatten(0, 1),
-        pad(blocks.flatten(2).flatten(0, 1), (0, 0, 0, missing)),
+        blocks[:, :columns],
         activation=activation,
         up_bias=None if up_bias is None else up_bias.flatten(),
         down_bias=None if down_bias is None else pad(down_bias.flatten(), (0, missing)),

@@ -93,6 +93,7 @@ def eager_mode(*tensors):
 
 # Constants of tessera/attention.h.
 CAUSAL, DETERMINISTIC, ROTARY_INTERLEAVED, BATCH_INVARIANT = 1, 2, 4, 8
+FP8, FP8_ROTATE, FP8_RESIDUAL = 16, 32, 64
 UNSPECIFIED, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
 
 
@@ -145,17 +146,18 @@ lib.define(
 )
 lib.define(
     "decode(Tensor q, Tensor k, Tensor v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
-    f"Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, {_OPTIONS}) -> (Tensor out, Tensor lse)",
+    "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? k_scale, Tensor? v_scale, "
+    f"{_OPTIONS}) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
 lib.define(
     "decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
-    "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? k_new, Tensor? v_new, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, "
+    "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? k_scale, Tensor? v_scale, "
+    "Tensor? k_new, Tensor? v_new, Tensor? rotary_cos, Tensor? rotary_sin, "
     f"Tensor? rotary_seqlens, Tensor(c!)? status, {_OPTIONS}) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
-DECODE_TENSORS, APPEND_TENSORS = 9, 15  # the leading arguments of the two
+DECODE_TENSORS, APPEND_TENSORS = 11, 17  # the leading arguments of the two
 
 
 def _forward(*args):

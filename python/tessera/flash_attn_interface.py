@@ -3,8 +3,8 @@
     from tessera.flash_attn_interface import flash_attn_func
 
 Signatures and results are FlashAttention-3's: return_attn_probs gives (out, lse). num_splits, pack_gqa, sm_margin and
-scheduler_metadata are hints and are ignored: a kernel's plan decides. What is not supported (qv, the descales of fp8,
-the gradient of a call with attention_chunk) raises tessera.Error, which names the argument.
+scheduler_metadata are hints and are ignored: a kernel's plan decides. What is not supported (qv, the descales of fp8 but
+for a cache's, the gradient of a call with attention_chunk) raises tessera.Error, which names the argument.
 """
 
 import torch
@@ -188,13 +188,15 @@ def flash_attn_with_kvcache(
     [B + 1], and max_seqlen_q, q is [total_q, Hq, D] and lse is [Hq, total_q]. Returns out, or (out, lse, None, None)
     with return_softmax_lse: FlashAttention-3 returns the partial results of its splits, too. Inference only.
 
+    A cache of float8_e4m3fn has k_descale and v_descale, float32 [B, Hkv], None for 1; q, and k and v, stay float16 or
+    bfloat16: new keys are rounded as they are written.
+
     An int that does not fit the cache raises. Lengths in a tensor on a GPU are known to the device alone: a sequence
     that does not fit gives 0, its cache is not written, and later calls are not affected.
     """
-    _refuse(
-        qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-    )  # fmt: skip
+    _refuse(qv=qv, q_descale=q_descale, cu_seqlens_k_new=cu_seqlens_k_new)
+    if k_cache.dtype != torch.float8_e4m3fn:
+        _refuse(k_descale=k_descale, v_descale=v_descale)
     queries = None
     if cu_seqlens_q is not None:
         if max_seqlen_q is None:
@@ -222,6 +224,8 @@ def flash_attn_with_kvcache(
         softcap=softcap,
         alibi_slopes=None,
         attention_chunk=attention_chunk,
+        k_scale=k_descale,
+        v_scale=v_descale,
         return_lse=True,
         **({} if queries is None else queries.lengths),
     )

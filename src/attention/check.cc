@@ -16,8 +16,8 @@
 namespace tessera::attention {
 namespace {
 
-constexpr std::uint32_t kKnownFlags =
-    TESSERA_CAUSAL | TESSERA_DETERMINISTIC | TESSERA_ROTARY_INTERLEAVED | TESSERA_BATCH_INVARIANT;
+constexpr std::uint32_t kKnownFlags = TESSERA_CAUSAL | TESSERA_DETERMINISTIC | TESSERA_ROTARY_INTERLEAVED |
+                                      TESSERA_BATCH_INVARIANT | TESSERA_FP8 | TESSERA_FP8_ROTATE | TESSERA_FP8_RESIDUAL;
 
 constexpr unsigned on(tessera_attention_op op) { return 1u << op; }
 constexpr unsigned kForward = on(TESSERA_ATTENTION_FORWARD);
@@ -155,21 +155,27 @@ class Checker {
       if (is_scale(slot)) rule.min_rank = rule.max_rank = 3;
       CheckedTensor& checked = (this->*slot.checked).emplace();
       TESSERA_CHECK(check_tensor(*given, rule, look_ == Look::kEverything, checked));
-      if (is_scale(slot) && !is_e4m3(q_->dtype)) {
-        return invalid(format("{} is given, but q is {}; scales are for e4m3", slot.name, describe(q_->dtype)));
+      const CheckedTensor& scaled = op_ == TESSERA_ATTENTION_DECODE ? *k_ : *q_;
+      if (is_scale(slot) && !is_e4m3(scaled.dtype)) {
+        return invalid(format("{} is given, but {} is {}; scales are for e4m3", slot.name,
+                              op_ == TESSERA_ATTENTION_DECODE ? "k" : "q", describe(scaled.dtype)));
       }
       const bool activation = slot.element == Element::kFloating || slot.element == Element::kFloatingOrE4m3;
       const bool out_of_e4m3 = slot.checked == &Checker::out_tensor_ && is_e4m3(q_->dtype);
-      if (activation && !out_of_e4m3 &&
+      if (activation && !out_of_e4m3 && !is_e4m3_cache(slot) &&
           (checked.dtype.code != q_->dtype.code || checked.dtype.bits != q_->dtype.bits)) {
         return invalid(format("{} is {}, but q is {}; they must be the same", slot.name, describe(checked.dtype),
                               describe(q_->dtype)));
       }
     }
     problem_.fp8 = is_e4m3(q_->dtype);
+    problem_.fp8_cache = op_ == TESSERA_ATTENTION_DECODE && is_e4m3(k_->dtype);
     if (problem_.fp8 && op_ != TESSERA_ATTENTION_FORWARD) {
       return invalid(
           format("q is e4m3, which attention_forward takes; {} takes fp16, bf16 and fp32", name_of(problem_.op)));
+    }
+    if (is_e4m3(k_->dtype) != is_e4m3(v_->dtype)) {
+      return invalid(format("v is {}, but k is {}; they must be the same", describe(v_->dtype), describe(k_->dtype)));
     }
     problem_.dtype = dtype_of(problem_.fp8 ? out_tensor_->dtype : q_->dtype);
     return {};
@@ -180,11 +186,19 @@ class Checker {
            slot.checked == &Checker::v_scale_;
   }
 
+  // Decode reads a cache of e4m3 with queries of another type.
+  bool is_e4m3_cache(const Slot& slot) const {
+    return op_ == TESSERA_ATTENTION_DECODE && (slot.checked == &Checker::k_ || slot.checked == &Checker::v_) &&
+           is_e4m3((this->*slot.checked)->dtype) && !is_e4m3(q_->dtype);
+  }
+
   // Scales of each block of rows, head and sequence, or of all of them.
   Status check_scales() {
     AttentionProblem& p = problem_;
-    if (!p.fp8) return {};
-    if (p.chunk > 0) return invalid(format("attention_chunk is {}, which is not taken with e4m3", p.chunk));
+    if (p.chunk > 0 && (p.fp8 || p.rounds_to_fp8)) {
+      return invalid(format("attention_chunk is {}, which is not taken with e4m3", p.chunk));
+    }
+    if (!p.fp8 && !p.fp8_cache) return {};
     struct Scales {
       const char* name;
       const std::optional<CheckedTensor>& tensor;
@@ -194,6 +208,7 @@ class Checker {
     for (const Scales& of : {Scales{"q_scale", q_scale_, p.heads_q, p.seq_q, p.q_scale_block},
                              Scales{"k_scale", k_scale_, p.heads_kv, p.seq_k, p.k_scale_block},
                              Scales{"v_scale", v_scale_, p.heads_kv, p.seq_k, p.v_scale_block}}) {
+      if (p.fp8_cache && &of.tensor == &q_scale_) continue;
       if (!of.tensor) return invalid(format("{} is null; e4m3 needs it", of.name));
       const std::int64_t batch = of.tensor->shape[0], heads = of.tensor->shape[1], blocks = of.tensor->shape[2];
       if (batch != 1 && batch != p.batch) {
@@ -201,6 +216,11 @@ class Checker {
       }
       if (heads != 1 && heads != of.heads) {
         return invalid(format("{} has heads = {}; 1 or {} is accepted", of.name, heads, of.heads));
+      }
+      if (p.fp8_cache) {
+        if (blocks != 1) return invalid(format("{} has {} blocks; decode takes 1", of.name, blocks));
+        if (can_read_host_data()) TESSERA_CHECK(check_scale_values(of.name, *of.tensor));
+        continue;
       }
       const std::int64_t by_64 = ceil_div(of.rows, std::int64_t{64}), by_128 = ceil_div(of.rows, std::int64_t{128});
       of.block = blocks == 1 ? 0 : blocks == by_64 ? 64 : blocks == by_128 ? 128 : -1;
@@ -362,14 +382,30 @@ class Checker {
     p.softcap = in_.softcap;
     if ((in_.flags & ~kKnownFlags) != 0) {
       return invalid(
-          format("flags has unknown bits {:#x}; TESSERA_CAUSAL, TESSERA_DETERMINISTIC, TESSERA_ROTARY_INTERLEAVED and "
-                 "TESSERA_BATCH_INVARIANT are known",
+          format("flags has unknown bits {:#x}; TESSERA_CAUSAL, TESSERA_DETERMINISTIC, TESSERA_ROTARY_INTERLEAVED, "
+                 "TESSERA_BATCH_INVARIANT, TESSERA_FP8, TESSERA_FP8_ROTATE and TESSERA_FP8_RESIDUAL are known",
                  in_.flags & ~kKnownFlags));
     }
     p.causal = (in_.flags & TESSERA_CAUSAL) != 0;
     p.deterministic = (in_.flags & TESSERA_DETERMINISTIC) != 0;
     p.rotary_interleaved = (in_.flags & TESSERA_ROTARY_INTERLEAVED) != 0;
     p.batch_invariant = (in_.flags & TESSERA_BATCH_INVARIANT) != 0;
+    p.rounds_to_fp8 = (in_.flags & TESSERA_FP8) != 0;
+    p.rotates = (in_.flags & TESSERA_FP8_ROTATE) != 0;
+    if (p.rounds_to_fp8 && p.op != AttentionOp::kForward) {
+      return invalid(format("flags has TESSERA_FP8, which attention_forward takes; {} does not", name_of(p.op)));
+    }
+    if (p.rounds_to_fp8 && p.fp8) return invalid("flags has TESSERA_FP8, but q is e4m3 already");
+    p.residuals = (in_.flags & TESSERA_FP8_RESIDUAL) != 0;
+    if (p.rotates && !p.rounds_to_fp8) return invalid("flags has TESSERA_FP8_ROTATE, but not TESSERA_FP8");
+    if (p.residuals && !p.rounds_to_fp8) return invalid("flags has TESSERA_FP8_RESIDUAL, but not TESSERA_FP8");
+    if (p.rotates && p.residuals) {
+      return invalid("flags has TESSERA_FP8_ROTATE and TESSERA_FP8_RESIDUAL; one of them is accepted");
+    }
+    constexpr std::int64_t kChannels = 8;
+    if (p.residuals && p.dim_qk < kChannels) {
+      return invalid(format("q has head dim {}; TESSERA_FP8_RESIDUAL needs at least {}", p.dim_qk, kChannels));
+    }
     if (p.rotary_interleaved && p.rotary_dim == 0) {
       return invalid("flags has TESSERA_ROTARY_INTERLEAVED, but rotary_cos is null");
     }
@@ -588,8 +624,8 @@ constexpr std::array<Checker::Slot, 26> Checker::kSlots = {{
     {"leftpad_k", &tessera_attention::leftpad_k, kDecode, 0, 0, Element::kInt32, &Checker::leftpad_k_},
     {"status", &tessera_attention::status, kDecode, 0, kDecode, Element::kInt32, &Checker::status_},
     {"q_scale", &tessera_attention::q_scale, kForward, 0, 0, Element::kFloat32, &Checker::q_scale_},
-    {"k_scale", &tessera_attention::k_scale, kForward, 0, 0, Element::kFloat32, &Checker::k_scale_},
-    {"v_scale", &tessera_attention::v_scale, kForward, 0, 0, Element::kFloat32, &Checker::v_scale_},
+    {"k_scale", &tessera_attention::k_scale, kWriters, 0, 0, Element::kFloat32, &Checker::k_scale_},
+    {"v_scale", &tessera_attention::v_scale, kWriters, 0, 0, Element::kFloat32, &Checker::v_scale_},
 }};
 
 Status check_into(tessera_attention_op op, const tessera_attention* args, Look look, CheckedAttention& out) {

@@ -56,6 +56,7 @@ Config base_config(const AttentionProblem& p) {
           .score_mod = has_score_mod(p),
           .paged = p.paged,
           .append = p.seq_new > 0,
+          .e4m3_cache = p.fp8_cache,
           .box_rows = 0};
 }
 
@@ -67,7 +68,8 @@ struct Shape {
 // The keys of a tile, or of a page if that is less. 0: TMA cannot load the cache.
 int box_rows_of(const AttentionProblem& p, const Device& device, int block_k) {
   constexpr std::int64_t kLeast = 8;  // rows that a swizzle repeats after
-  if (hopper_refuses(p, device) || p.seq_k == 0 || p.dim_qk % 16 != 0 || p.dim_v % 16 != 0) return 0;
+  const std::int64_t least_dim = p.fp8_cache ? 32 : 16;
+  if (hopper_refuses(p, device) || p.seq_k == 0 || p.dim_qk % least_dim != 0 || p.dim_v % least_dim != 0) return 0;
   if (!p.paged) return block_k;
   if (p.num_pages == 0 || p.page_size < kLeast || !std::has_single_bit(static_cast<std::uint64_t>(p.page_size)))
     return 0;
@@ -94,7 +96,11 @@ Config first_that_fits(const Config& config, const Device& device, std::initiali
 // With TMA, if that can load the cache, leaves room for as many CTAs, and saves instructions or bytes: if keys come in
 // pages, or their rows are no whole 128-byte lines. Otherwise cp.async is as fast, and starts sooner.
 Config with_boxes(Config config, const AttentionProblem& p, const Device& device) {
-  if (!p.paged && p.dim_qk % 64 == 0 && p.dim_v % 64 == 0) return config;
+  const std::int64_t line = p.fp8_cache ? 128 : 64;
+  if (!p.paged && p.dim_qk % line == 0 && p.dim_v % line == 0) return config;
+  // The producer warp leaves too few registers.
+  const bool wide = config.dim_qk > 64 || config.dim_v > 64;
+  if (p.fp8_cache && wide && config.ctas_per_sm > 1 && (config.append || config.row_warps > 1)) return config;
   Config boxes = config;
   boxes.box_rows = box_rows_of(p, device, config.block_k);
   return fits(boxes, device) ? boxes : config;
@@ -104,12 +110,15 @@ Config default_config(const AttentionProblem& p, const Device& device) {
   Config config = base_config(p);
   const bool async = device.compute >= 80 && config.vector == 8;
   const int dim = std::max(config.dim_qk, config.dim_v);
-  const int keys = dim <= 64 ? 32 : 16;
+  // As many bytes of a cache of e4m3 are twice as many keys; wide rows leave no registers for these.
+  const int least = p.fp8_cache && dim <= 128 ? 32 : 16, keys = dim <= 64 ? 2 * least : least;
+  const int stages = p.fp8_cache && dim > 64 ? 2 : 3;
   if (!async && dim > 128) config.row_warps = 1;  // two rows of warps would spill
   for (;; config.row_warps /= 2) {
     const Config chosen =
-        async ? first_that_fits(config, device,
-                                {{4, keys, 3, 2}, {4, keys, 2, 2}, {4, 16, 3, 1}, {4, 16, 2, 1}, {2, 16, 2, 1}})
+        async ? first_that_fits(
+                    config, device,
+                    {{4, keys, stages, 2}, {4, keys, 2, 2}, {4, least, 3, 1}, {4, least, 2, 1}, {2, 16, 2, 1}})
               : first_that_fits(config, device, {{4, 16, 1, 2}, {4, 16, 1, 1}, {2, 16, 1, 1}});
     if (fits(chosen, device) || config.row_warps == 1) return with_boxes(chosen, p, device);
   }
@@ -138,9 +147,22 @@ std::optional<Config> cluster_config(const AttentionProblem& p, const Device& de
   config.cluster = kLargestCluster;
   while (config.cluster > 1 && columns * config.cluster > device.multiprocessors) config.cluster /= 2;
   config.box_rows = 0;
-  config = with_boxes(first_that_fits(config, device, {{4, 32, 2, 1}, {4, 16, 2, 1}}), p, device);
+  const int keys = !p.fp8_cache ? 32 : config.dim_qk <= 128 && config.dim_v <= 128 ? 64 : 16;
+  config = with_boxes(first_that_fits(config, device, {{4, keys, 2, 1}, {4, std::max(16, keys / 2), 2, 1}}), p, device);
   if (config.cluster == 1 || columns == 0 || !fits(config, device)) return std::nullopt;
   return config;
+}
+
+// One CTA for each row block of each key head, if that is one for each SM: more warps share its keys.
+std::optional<Config> whole_config(const AttentionProblem& p, const Device& device) {
+  const Config config = default_config(p, device);
+  const int dim = std::max(config.dim_qk, config.dim_v);
+  if (device.compute < 90 || p.batch_invariant || p.paged || p.fp8_cache || config.stages == 1) return std::nullopt;
+  if (config.row_warps > 1 || dim <= 64 || dim > 128 || config.box_rows > 0) return std::nullopt;
+  const std::int64_t blocks = saturating_product(p.batch, columns_of(p, config));
+  if (blocks > device.multiprocessors || 10 * blocks < 9 * std::int64_t{device.multiprocessors}) return std::nullopt;
+  const Config whole = with_shape(config, {8, 16, 3, 1});
+  return fits(whole, device) ? std::optional(whole) : std::nullopt;
 }
 
 // A Config of another problem, which differs in numbers that this one may have as well.
@@ -169,7 +191,8 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
   // A choice that depended on the batch would make the results depend on it.
   if (p.batch_invariant || list[0].stages == 1) return list;
   for (const int key_warps : {2, 4, 8}) {
-    for (const int keys_per_warp : {16, 32}) {
+    for (const int keys_per_warp : {16, 32, 64}) {
+      if (keys_per_warp > 32 && !p.fp8_cache) continue;
       for (const int stages : {2, 3, 4}) {
         for (const int ctas_per_sm : {1, 2, 3}) {
           for (const int cluster : {1, 4, 8}) {
@@ -187,10 +210,14 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
   return list;
 }
 
-// A grid that fills the GPU once, or less if even full caches have fewer units.
+// A grid that fills the GPU once, or less if even full caches have fewer units. If a few CTAs less let each have whole row
+// blocks, or an equal part of one, it is so many: the heads of a sequence are then read in step, which the memory likes.
 std::int64_t ctas_of(const AttentionProblem& p, const Config& config, int multiprocessors) {
-  return std::clamp<std::int64_t>(saturating_product(units_of(p, config), columns_of(p, config), p.batch), 1,
-                                  std::int64_t{multiprocessors} * config.ctas_per_sm);
+  const std::int64_t most = std::int64_t{multiprocessors} * config.ctas_per_sm;
+  const std::int64_t blocks = std::max<std::int64_t>(1, saturating_product(columns_of(p, config), p.batch));
+  const std::int64_t even = blocks <= most ? most / blocks * blocks : ceil_div(blocks, ceil_div(blocks, most));
+  return std::clamp<std::int64_t>(saturating_product(units_of(p, config), blocks), 1,
+                                  10 * even >= 9 * most ? even : most);
 }
 
 int end_cost(const AttentionProblem& p, const Config& config, int multiprocessors) {
@@ -216,12 +243,12 @@ struct Workspace {
 };
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_decode_{}_d{}x{}_k{}w{}x{}_s{}c{}{}{}{}{}{}{}", name_of(config.dtype),
+  return {.name = format("attention_decode_{}_d{}x{}_k{}w{}x{}_s{}c{}{}{}{}{}{}{}{}", name_of(config.dtype),
                          config.dim_qk, config.dim_v, config.block_k, config.row_warps, config.key_warps, config.stages,
                          config.ctas_per_sm, config.cluster > 1 ? format("_cluster{}", config.cluster) : "",
                          config.box_rows > 0 ? format("_tma{}", config.box_rows) : "", config.paged ? "_paged" : "",
-                         config.append ? "_append" : "", config.score_mod ? "_score_mod" : "",
-                         config.vector == 1 ? "_v1" : ""),
+                         config.append ? "_append" : "", config.e4m3_cache ? "_e4m3" : "",
+                         config.score_mod ? "_score_mod" : "", config.vector == 1 ? "_v1" : ""),
           .header = "attention/decode.cuh",
           .entry = "attention_decode",
           .params = "AttentionDecodeParams",
@@ -273,6 +300,16 @@ DecodeSchedule schedule_of(const Config& config, const AttentionArgs& args, int 
           .band = band_of(p)};
 }
 
+// In 16-bit columns: a row of e4m3 has two values in each.
+TensorView in_columns(TensorView cache, bool e4m3) {
+  if (e4m3) {
+    cache.batch_stride /= 2;
+    cache.seq_stride /= 2;
+    cache.head_stride /= 2;
+  }
+  return cache;
+}
+
 AttentionDecodeParams main_params(const Config& config, const AttentionArgs& args, const DecodeSchedule& schedule) {
   const AttentionProblem& p = args.problem;
   AttentionDecodeParams params = {};
@@ -288,8 +325,12 @@ AttentionDecodeParams main_params(const Config& config, const AttentionArgs& arg
   params.status = args.status;
   params.alibi_slopes = args.alibi_slopes;
   params.q_strides = strides_of(args.q);
-  params.k_strides = strides_of(args.k);
-  params.v_strides = strides_of(args.v);
+  params.k_strides = strides_of(in_columns(args.k, p.fp8_cache));
+  params.v_strides = strides_of(in_columns(args.v, p.fp8_cache));
+  params.k_scale = args.k_scale.data;
+  params.v_scale = args.v_scale.data;
+  params.k_scale_strides = {args.k_scale.batch_stride, args.k_scale.head_stride};
+  params.v_scale_strides = {args.v_scale.batch_stride, args.v_scale.head_stride};
   params.k_new_strides = strides_of(args.k_new);
   params.v_new_strides = strides_of(args.v_new);
   params.rotary_cos_stride = args.rotary_cos_stride;
@@ -335,8 +376,12 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
     const auto scope = cuda::ContextScope::enter(launch.kernels[0]->device);
     if (!scope.ok()) return scope.status();
     const std::int64_t rows = p.paged ? p.num_pages : p.cache_rows, keys = p.paged ? p.page_size : p.seq_k;
-    Status s = encode_boxes(args.k, {rows, keys, p.heads_kv, p.dim_qk, false, 0}, config.box_rows, params.k_maps);
-    if (s.ok()) s = encode_boxes(args.v, {rows, keys, p.heads_kv, p.dim_v, false, 0}, config.box_rows, params.v_maps);
+    const auto encode = [&](const TensorView& cache, int dim, AtomMaps& maps) {
+      return encode_boxes(in_columns(cache, p.fp8_cache),
+                          {rows, keys, p.heads_kv, decode_columns(config, dim), false, 0}, config.box_rows, maps);
+    };
+    Status s = encode(args.k, config.dim_qk, params.k_maps);
+    if (s.ok()) s = encode(args.v, config.dim_v, params.v_maps);
     if (!s.ok()) return s;
   }
   const cuda::Grid grid{static_cast<unsigned>(ctas), 1, 1};
@@ -370,6 +415,10 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
   if (p.varlen) return "takes queries of one length";
+  if (p.fp8_cache && device.compute < 89) return "a cache of e4m3 needs sm_89 or newer";
+  if (p.fp8_cache && (p.dim_qk % 16 != 0 || p.dim_v % 16 != 0 || !p.vectors)) {
+    return "a cache of e4m3 needs head dims that are multiples of 16, and rows at multiples of 16 bytes";
+  }
   const Config config = default_config(p, device);
   if (p.batch > INT_MAX || p.heads_q > INT_MAX ||
       p.heads_q / p.heads_kv > INT_MAX / std::max<std::int64_t>(1, p.seq_q) || p.page_size > INT_MAX ||
@@ -387,7 +436,7 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
   constexpr double kLaunch = 4.3;
   constexpr double kCombine = 2.7;
   constexpr double kCached = 4.0e7;  // bytes
-  const double bytes = 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.seq_k) *
+  const double bytes = (p.fp8_cache ? 1.0 : 2.0) * static_cast<double>(p.batch) * static_cast<double>(p.seq_k) *
                        static_cast<double>(p.heads_kv) * static_cast<double>(p.dim_qk + p.dim_v);
   const double rate = bytes < kCached ? 5.5e4 : 3.4e4;  // bytes per microsecond, of an SM
   const std::int64_t clusters = saturating_product(p.batch, columns_of(p, config), config.cluster);
@@ -411,7 +460,9 @@ engine::Offer offer_of(const AttentionProblem& p, const Config& config, const De
 }
 
 std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
-  std::vector<engine::Offer> offers = {offer_of(p, default_config(p, device), device)};
+  std::vector<engine::Offer> offers;
+  if (const auto whole = whole_config(p, device)) offers.push_back(offer_of(p, *whole, device));  // as fast or faster
+  offers.push_back(offer_of(p, default_config(p, device), device));
   if (const auto clusters = cluster_config(p, device)) offers.push_back(offer_of(p, *clusters, device));
   return offers;
 }
@@ -441,12 +492,13 @@ std::vector<engine::Config> searches(const AttentionProblem& p, const Device& de
 // Where registers and shared memory are scarce or change: 4 rows; 4 and 64 with pages, new keys and a score_mod.
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
-  const auto add = [&](int dim, int group, bool with_everything) {
+  const auto add = [&](int dim, int group, bool with_everything, bool fp8_cache = false) {
     AttentionProblem p = representative(device, AttentionOp::kDecode, dim, dim);
     p.seq_q = 1;
     p.heads_kv = 8;
     p.heads_q = group * p.heads_kv;
     p.alignment = Alignment::kBottomRight;
+    p.fp8_cache = fp8_cache;
     if (with_everything) {
       p.paged = true;
       p.page_size = 16;
@@ -457,8 +509,15 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     list.push_back(p);
   };
   add(128, 4, false);
-  if (device.compute == 89) return list;  // the same code as sm_86's
+  if (device.compute >= 89) add(128, 4, true, true);
+  if (device.compute == 89) return list;  // the rest is the same code as sm_86's
+  if (device.compute == 90) {
+    for (const int dim : {64, 80, 128, 256}) add(dim, 4, false, true);
+    add(128, 64, true, true);
+  }
   for (const int dim : {64, 80, 256}) add(dim, 4, false);
+  add(128, 4, false);
+  list.back().batch = 16;
   for (const int dim : {128, 256}) {
     for (const int group : {4, 64}) add(dim, group, true);
   }

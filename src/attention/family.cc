@@ -14,9 +14,9 @@
 #include "base/format.h"
 
 // Every kernel of the family; each has a host file of that name. One line adds a kernel.
-#define TESSERA_ATTENTION_KERNELS(each)                                                                         \
-  each(backward) each(backward_sm90) each(backward_wide_sm90) each(decode) each(forward) each(forward_fp8_sm90) \
-      each(forward_sm90) each(cpu)
+#define TESSERA_ATTENTION_KERNELS(each)                                                                    \
+  each(backward) each(backward_sm90) each(backward_wide_sm90) each(decode) each(forward) each(forward_fp8) \
+      each(forward_fp8_sm90) each(forward_sm90) each(cpu)
 
 namespace tessera {
 namespace attention {
@@ -36,6 +36,11 @@ const std::vector<attention::Implementation>& AttentionFamily::implementations()
 
 std::string AttentionFamily::describe(const Problem& p) {
   std::string text = format("{} {}{} ", name_of(p.op), p.fp8 ? "e4m3 to " : "", name_of(p.dtype));
+  if (p.rounds_to_fp8) {
+    text += p.rotates     ? "rotated and rounded to e4m3 "
+            : p.residuals ? "rounded to e4m3 with residuals "
+                          : "rounded to e4m3 ";
+  }
   if (p.varlen) {
     text += format("{} packed sequences, Sq<={} Sk{}{}", p.batch, p.seq_q,
                    p.op == AttentionOp::kDecode ? "=" : "<=", p.seq_k);
@@ -43,6 +48,7 @@ std::string AttentionFamily::describe(const Problem& p) {
     text += format("B={} Sq={} Sk={}", p.batch, p.seq_q, p.seq_k);
   }
   text += format(" Hq={} Hkv={} Dqk={} Dv={}", p.heads_q, p.heads_kv, p.dim_qk, p.dim_v);
+  if (p.fp8_cache) text += " e4m3 cache";
   if (p.paged) text += format(" pages of {}", p.page_size);
   const bool by_position = attention::is_masked(p) || p.alibi;
   if (p.causal) text += " causal";
@@ -85,6 +91,10 @@ engine::Fields AttentionFamily::fields(const Problem& p) {
   add("scale", std::abs(p.scale - usual) > 1e-6f * usual, static_cast<double>(p.scale));
   add("softcap", p.softcap > 0, static_cast<double>(p.softcap));
   add("fp8", p.fp8, true);
+  add("fp8_cache", p.fp8_cache, true);
+  add("rounds_to_fp8", p.rounds_to_fp8, true);
+  add("rotates", p.rotates, true);
+  add("residuals", p.residuals, true);
   add("q_scale_block", p.q_scale_block > 0, p.q_scale_block);
   add("k_scale_block", p.k_scale_block > 0, p.k_scale_block);
   add("v_scale_block", p.v_scale_block > 0, p.v_scale_block);
@@ -123,6 +133,10 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
   };
   compare("dtype", std::string(name_of(planned.dtype)), std::string(name_of(given.dtype)));
   compare("q e4m3", planned.fp8, given.fp8);
+  compare("cache e4m3", planned.fp8_cache, given.fp8_cache);
+  compare("rounded to e4m3", planned.rounds_to_fp8, given.rounds_to_fp8);
+  compare("rotated", planned.rotates, given.rotates);
+  compare("residuals", planned.residuals, given.residuals);
   compare("rows per scale of q", planned.q_scale_block, given.q_scale_block);
   compare("rows per scale of k", planned.k_scale_block, given.k_scale_block);
   compare("rows per scale of v", planned.v_scale_block, given.v_scale_block);
@@ -189,7 +203,12 @@ std::int64_t most_keys_seen(const AttentionProblem& p) {
 std::string AttentionFamily::tuning_class(const Problem& p, int multiprocessors) {
   constexpr std::int64_t kRows = 128;
   const std::int64_t tiles = saturating_product(ceil_div(p.seq_q, kRows), p.batch, p.heads_q);
-  const char* const e4m3 = !p.fp8 ? "" : p.k_scale_block > 0 || p.v_scale_block > 0 ? "e4m3 in blocks to " : "e4m3 to ";
+  const char* const e4m3 = p.fp8_cache                                  ? "e4m3 cache "
+                           : p.residuals                                ? "rounded to e4m3 with residuals "
+                           : p.rounds_to_fp8                            ? "rounded to e4m3 "
+                           : !p.fp8                                     ? ""
+                           : p.k_scale_block > 0 || p.v_scale_block > 0 ? "e4m3 in blocks to "
+                                                                        : "e4m3 to ";
   return format("{} {}{} d{}x{}{}{}{}{} q2^{} k2^{} {}", name_of(p.op), e4m3, name_of(p.dtype), p.dim_qk, p.dim_v,
                 attention::is_masked(p) ? " masked" : "", attention::has_score_mod(p) ? " score_mod" : "",
                 p.deterministic ? " deterministic" : "",
@@ -203,11 +222,11 @@ std::vector<jit::KernelInstance> AttentionFamily::shared_steps(const engine::Dev
   if (device.compute == 90 && device.specific) {
     list.push_back(attention::instance_of(attention::kValueTranspose));
     for (const int dim : {80, 128, 256}) {
-      list.push_back(attention::instance_of(attention::quantize_config(DType::kBFloat16, dim, 128, false, false)));
-    }
-    for (const bool of_whole : {false, true}) {
-      list.push_back(
-          attention::instance_of(attention::quantize_config(DType::kBFloat16, 128, 128, !of_whole, of_whole)));
+      QuantizeFp8Config config = attention::quantize_config(DType::kBFloat16, dim, 0, 128);
+      list.push_back(attention::instance_of(config));
+      config = attention::quantize_config(DType::kBFloat16, dim, 0);
+      config.rotates = config.values = true;
+      list.push_back(attention::instance_of(config));
     }
   }
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {

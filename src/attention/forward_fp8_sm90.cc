@@ -7,8 +7,10 @@
 #include "attention/atom_boxes.h"
 #include "attention/family.h"
 #include "attention/forward_fp8_sm90_config.h"
+#include "attention/fp8_params.h"
 #include "attention/gpu.h"
 #include "attention/params.h"
+#include "attention/quantize_fp8.h"
 #include "attention/value_transpose.h"
 #include "base/format.h"
 #include "jit/config_text.h"
@@ -34,7 +36,7 @@ constexpr Tile tile_of(int dim_qk, int dim_v, bool score_mod, bool k_blocks, std
   if (dim > 192) return {2, k_blocks || v_block > 0 ? 64 : 96, 2, 1};
   if (score_mod || k_blocks || v_block > 0) return {2, dim <= 128 ? 128 : 64, dim <= 128 ? 3 : 2, 1};
   if (dim <= 96) return {3, 128, 3, 2};
-  if (dim <= 128) return {3, 96, 3, 2};
+  if (dim_v <= 128 && dim_qk <= 160) return {3, 96, 3, 2};
   return {2, 96, 2, 1};
 }
 
@@ -97,11 +99,6 @@ jit::KernelInstance main_kernel(const Config& config) {
           .pdl = true};
 }
 
-// For TMA, a 16-bit tensor of half as many columns.
-TensorView halved(const TensorView& view) {
-  return {view.data, view.batch_stride / 2, view.seq_stride / 2, view.head_stride / 2};
-}
-
 Status encode_all(const AtomBoxes& boxes, AtomMaps& maps) {
   for (const cuda::TensorBox& box : boxes) {
     const auto map = cuda::encode(box);
@@ -138,29 +135,42 @@ Status value_boxes(const AttentionProblem& p, const void* transposed, int block_
   return {};
 }
 
-RowScales scales_of(const ScaleView& view, std::int64_t block) {
-  constexpr int kWhole = 31;
-  return {view.data, {view.batch_stride, view.head_stride}, block == 0 ? kWhole : block == 64 ? 6 : 7};
-}
-
 constexpr std::size_t kCounterBytes = 256;  // so that what follows is aligned
 
-std::size_t workspace_of(const AttentionProblem& p) { return kCounterBytes + transposed_bytes(p); }
+// Of the counter of the dynamic scheduler, what a rounding needs, and V transposed, which is the rounding's own if there
+// is one. p: as given.
+std::size_t workspace_of(const AttentionProblem& p) {
+  return kCounterBytes + (p.rounds_to_fp8 ? rounding_of(p, true).bytes : transposed_bytes(p));
+}
 
-Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
-  const AttentionProblem& p = args.problem;
+Status enqueue(const Config& config, const AttentionArgs& given, const engine::Launch& launch) {
   const cuda::Kernel& kernel = *launch.kernels[1];
-  if (p.batch == 0 || p.seq_q == 0) return {};
-  const std::int64_t q_tiles = ceil_div(p.seq_q, block_q_of(config));
-  const std::int64_t tiles = saturating_product(q_tiles, p.batch, p.heads_q);
+  if (given.problem.batch == 0 || given.problem.seq_q == 0) return {};
+  const std::int64_t q_tiles = ceil_div(given.problem.seq_q, block_q_of(config));
+  const std::int64_t tiles = saturating_product(q_tiles, given.problem.batch, given.problem.heads_q);
   if (tiles > INT_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_forward_fp8_sm90: more rows than one grid can cover");
   }
-  void* const transposed = static_cast<char*>(launch.workspace) + kCounterBytes;
-  if (config.dynamic_scheduler) {
-    if (Status s = cuda::zero(kernel.device, launch.workspace, sizeof(unsigned), launch.stream); !s.ok()) return s;
+  char* const behind_counter = static_cast<char*>(launch.workspace) + kCounterBytes;
+  const void* transposed = behind_counter;
+  AttentionArgs args = given;
+  if (given.problem.rounds_to_fp8) {
+    const Rounding rounding = rounding_of(given.problem, true);
+    if (Status s = cuda::zero(kernel.device, launch.workspace, kCounterBytes + rounding.scales, launch.stream);
+        !s.ok()) {
+      return s;
+    }
+    auto rounded = enqueue_rounding(given, rounding, *launch.kernels[0], behind_counter, true, launch.stream);
+    if (!rounded.ok()) return rounded.status();
+    args = *rounded;
+    transposed = args.v.data;
+  } else {
+    if (config.dynamic_scheduler) {
+      if (Status s = cuda::zero(kernel.device, launch.workspace, sizeof(unsigned), launch.stream); !s.ok()) return s;
+    }
+    if (Status s = enqueue_transpose(*launch.kernels[0], args, behind_counter, launch.stream); !s.ok()) return s;
   }
-  if (Status s = enqueue_transpose(*launch.kernels[0], args, transposed, launch.stream); !s.ok()) return s;
+  const AttentionProblem& p = args.problem;
 
   cuda::Work<AttentionForwardFp8Sm90Params> work = {};
   AttentionForwardFp8Sm90Params& params = work.params;
@@ -192,24 +202,6 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
   return s.ok() ? cuda::launch(kernel, work, launch.stream) : s;
 }
 
-std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
-  constexpr std::int64_t kLargestDim = 256;
-  if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
-  if (!p.fp8) return "takes e4m3";
-  if (p.dtype == DType::kFloat32) return "writes fp16 and bf16, not fp32";
-  for (const std::int64_t dim : {p.dim_qk, p.dim_v}) {
-    if (dim % 16 != 0 || dim > kLargestDim) return format("head dims are multiples of 16 up to 256, not {}", dim);
-  }
-  constexpr std::int64_t kLargestDimOfBlocks = 128;  // above, rounding P exceeded what the contract allows
-  if ((p.k_scale_block > 0 || p.v_scale_block > 0) && std::max(p.dim_qk, p.dim_v) > kLargestDimOfBlocks) {
-    return "scales of blocks of keys are for head dims up to 128";
-  }
-  if (p.seq_q >= kUnbounded || p.seq_k >= kUnbounded) return "sequences are shorter than 2^30";
-  if (auto reason = hopper_refuses(p, device)) return reason;
-  if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
-  return std::nullopt;
-}
-
 // Microseconds, roughly: measured on an H200 and scaled by the head dim.
 double predicted_time(const AttentionProblem& p, const Config& config, const Device& device) {
   constexpr double kScores = 4.0e6;  // per microsecond of the whole GPU, at head dim 64
@@ -226,24 +218,25 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
   return std::max(by_work, by_longest) * (config.dynamic_scheduler == dynamic_pays ? 1.0 : 1.05);
 }
 
-std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& device) {
+std::vector<engine::Offer> offers(const AttentionProblem& given, const Device& device) {
+  const AttentionProblem p = as_e4m3(given);
   std::vector<engine::Offer> offers;
   for (const Config& config : default_configs(p)) {
     if (!fits(config, p, device)) continue;
-    offers.push_back(
-        {engine::main_config(config), workspace_of(p), predicted_time(p, config, device),
-         format("computes {:.3g} scores per head; rounding P to e4m3 gives a relative error of about 0.025",
-                computed_scores(p, block_q_of(config), config.block_k).all)});
+    offers.push_back({engine::main_config(config), workspace_of(given), predicted_time(p, config, device),
+                      fp8_remark(given, computed_scores(p, block_q_of(config), config.block_k).all)});
   }
   return offers;
 }
 
 std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& named) {
   const auto config = engine::from_main<Config>(named);
-  if (!config || !fits(*config, p, device)) return std::nullopt;
+  if (!config || !fits(*config, as_e4m3(p), device)) return std::nullopt;
   Recipe recipe;
   recipe.problem = p;
-  recipe.steps = {{"transpose_v", instance_of(kValueTranspose)}, {"main", main_kernel(*config)}};
+  recipe.steps = {p.rounds_to_fp8 ? engine::Step{"quantize", instance_of(rounding_config(p, true))}
+                                  : engine::Step{"transpose_v", instance_of(kValueTranspose)},
+                  {"main", main_kernel(*config)}};
   recipe.workspace = workspace_of(p);
   recipe.enqueue = [config = *config](const AttentionArgs& args, const engine::Launch& launch) {
     return enqueue(config, args, launch);
@@ -257,7 +250,8 @@ constexpr int estimated_registers(const Config& c) {
   return c.block_k / 2 + c.block_k / 8 + c.dim_v / 2 * (c.promotes ? 2 : 1) + kRest;
 }
 
-std::vector<engine::Config> searches(const AttentionProblem& p, const Device& device) {
+std::vector<engine::Config> searches(const AttentionProblem& given, const Device& device) {
+  const AttentionProblem p = as_e4m3(given);
   std::vector<engine::Config> list;
   for (Config c : default_configs(p)) {
     for (c.consumers = 2; c.consumers <= 3; ++c.consumers) {
@@ -296,6 +290,12 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   add(256, 256, {true, true}, 0, 0);
   add(128, 128, {true, false}, 128, 128);
   add(64, 64, {true, false}, 64, 64);
+  for (const int dim : {80, 128, 256}) {
+    list.push_back(representative(device, AttentionOp::kForward, dim, dim));
+    list.back().rounds_to_fp8 = true;
+    list.push_back(list.back());
+    (dim == 128 ? list.back().residuals : list.back().rotates) = true;
+  }
   return list;
 }
 
@@ -304,8 +304,8 @@ std::vector<AttentionProblem> representatives(const Device& device) {
 Implementation forward_fp8_sm90() {
   return {"attention_forward_fp8_sm90",
           AttentionFamily::bit_of(AttentionOp::kForward),
-          {"attention/value_transpose_sm90.cuh", "attention/forward_fp8_sm90.cuh"},
-          refuses,
+          {"attention/value_transpose_sm90.cuh", "attention/quantize_fp8.cuh", "attention/forward_fp8_sm90.cuh"},
+          fp8_hopper_refuses,
           offers,
           recipe,
           searches,

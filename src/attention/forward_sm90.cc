@@ -274,9 +274,6 @@ std::optional<std::string> refuses(const AttentionProblem& p, const Device& devi
   if (p.seq_k == 0 || (packed_keys && p.total_k == 0)) return "there are no keys to load";
   // Key 0 must be the first row of a page, so that boxes lie within pages.
   if (p.paged && p.leftpad) return "takes left padding of a contiguous cache, not of pages";
-  // A tile that reaches beyond the last key is filled from the sequence's first page.
-  if (p.paged && (p.window_left >= 0 || p.chunk > 0))
-    return "takes pages if the first one is visible: no left window or chunk";
   if (p.paged && p.page_size % 8 != 0) return format("pages have a multiple of 8 keys, not {}", p.page_size);
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attention/params.h"
+#include "attention/quantize_fp8_config.h"
 #include "base/format.h"
 #include "tile/mask.h"
 
@@ -14,10 +15,26 @@ std::optional<std::string> gpu_refuses(const AttentionProblem& p, const Device& 
   constexpr std::int64_t kLargestDim = 256;
   if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
   if (p.fp8) return "takes fp16 and bf16, not e4m3";
+  if (p.rounds_to_fp8) return "does not round to e4m3";
   if (p.dtype == DType::kFloat32) return "takes fp16 and bf16, not fp32";
   if (p.dtype == DType::kBFloat16 && device.compute < 80) return "bf16 needs sm_80 or newer";
   for (const std::int64_t dim : {p.dim_qk, p.dim_v}) {
     if (dim % 8 != 0 || dim > kLargestDim) return format("head dims are multiples of 8 up to 256, not {}", dim);
+  }
+  if (p.seq_q >= kUnbounded || p.seq_k >= kUnbounded) return "sequences are shorter than 2^30";
+  return std::nullopt;
+}
+
+std::optional<std::string> fp8_refuses(const AttentionProblem& p, const Device& device) {
+  constexpr std::int64_t kLargestDim = 256;
+  if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
+  if (!p.fp8 && !p.rounds_to_fp8) return "takes e4m3, or rounds to it if asked to";
+  if (p.residuals && p.dim_qk + kResidualColumns > kLargestDim) {
+    return format("residual columns are for head dims up to {}, not {}", kLargestDim - kResidualColumns, p.dim_qk);
+  }
+  if (p.dtype == DType::kFloat32) return "writes fp16 and bf16, not fp32";
+  for (const std::int64_t dim : {p.dim_qk, p.dim_v}) {
+    if (dim % 16 != 0 || dim > kLargestDim) return format("head dims are multiples of 16 up to 256, not {}", dim);
   }
   if (p.seq_q >= kUnbounded || p.seq_k >= kUnbounded) return "sequences are shorter than 2^30";
   return std::nullopt;
@@ -29,9 +46,21 @@ std::optional<std::string> hopper_refuses(const AttentionProblem& p, const Devic
   return std::nullopt;
 }
 
+std::optional<std::string> fp8_hopper_refuses(const AttentionProblem& p, const Device& device) {
+  constexpr std::int64_t kLargestDimOfBlocks = 128;  // above, LSE exceeded what a plain computation's error allows
+  if (auto reason = fp8_refuses(p, device)) return reason;
+  if (auto reason = hopper_refuses(p, device)) return reason;
+  if (p.seq_k == 0 || (p.varlen && p.total_k == 0)) return "there are no keys to load";
+  if ((p.k_scale_block > 0 || p.v_scale_block > 0) && std::max(p.dim_qk, p.dim_v) > kLargestDimOfBlocks) {
+    return "scales of blocks of keys are for head dims up to 128";
+  }
+  return std::nullopt;
+}
+
 std::optional<std::string> cache_refuses(const AttentionProblem& p) {
   constexpr std::int64_t kFewQueries = 16;
   if (p.op != AttentionOp::kDecode) return std::nullopt;
+  if (p.fp8_cache) return "reads caches of fp16 and bf16, not e4m3";
   if (!p.varlen && p.seq_q <= kFewQueries) return format("takes more than {} queries of a cache", kFewQueries);
   if (p.batch_invariant) return "its tiles, and so its rounding, depend on the batch";
   if (p.batch > INT_MAX / 1024 || p.page_size > INT_MAX || p.seq_new > INT_MAX)
@@ -57,6 +86,12 @@ ComputedScores computed_scores(const AttentionProblem& p, int block_q, int block
     computed.of_longest = std::max(computed.of_longest, scores);
   }
   return computed;
+}
+
+std::string fp8_remark(const AttentionProblem& p, double scores) {
+  return format(
+      "computes {:.3g} scores per head; rounding {} to e4m3 gives a relative error of about {} on normal inputs",
+      scores, p.rounds_to_fp8 ? "q, k, v and P" : "P", p.rounds_to_fp8 ? "0.05" : "0.025");
 }
 
 double portable_rate(const Device& device) {

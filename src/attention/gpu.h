@@ -13,8 +13,12 @@ using engine::Device;
 
 // What every GPU kernel requires of a problem.
 std::optional<std::string> gpu_refuses(const AttentionProblem& problem, const Device& device);
+// The same for kernels of e4m3.
+std::optional<std::string> fp8_refuses(const AttentionProblem& problem, const Device& device);
 // And what kernels on TMA and wgmma require in addition.
 std::optional<std::string> hopper_refuses(const AttentionProblem& problem, const Device& device);
+// What e4m3 on wgmma requires; the portable kernel serves the rest.
+std::optional<std::string> fp8_hopper_refuses(const AttentionProblem& problem, const Device& device);
 
 // What a forward kernel requires of decode: of a cache, which it serves for many queries.
 std::optional<std::string> cache_refuses(const AttentionProblem& problem);
@@ -25,6 +29,9 @@ struct ComputedScores {
   double of_longest = 0;  // of the query tile that computes the most
 };
 ComputedScores computed_scores(const AttentionProblem& problem, int block_q, int block_k);
+
+// What explain says of an e4m3 kernel that computes so many scores of a head.
+std::string fp8_remark(const AttentionProblem& problem, double scores);
 
 // CTAs per SM of a kernel of 256 threads that waits for memory: 1024 threads, what sm_75 can hold, at 64 registers each.
 // If no minimum is stated, ptxas saves registers by using one load's result before it issues the next.

@@ -28,6 +28,10 @@ struct AttentionProblem {
   AttentionOp op = AttentionOp::kForward;
   DType dtype = DType::kFloat32;   // of o if fp8, else of all activations
   bool fp8 = false;                // forward: q, k and v are e4m3, with scales
+  bool fp8_cache = false;          // decode: k and v are, with scales per head and sequence, or of all
+  bool rounds_to_fp8 = false;      // forward: q, k and v are rounded to e4m3 first, with a scale for each head
+  bool rotates = false;            // and q and k rotated before that
+  bool residuals = false;          // or what rounding takes from their largest channels kept in more columns
   std::int64_t q_scale_block = 0;  // rows of a sequence that share a scale: 64, 128, or 0 for all
   std::int64_t k_scale_block = 0;
   std::int64_t v_scale_block = 0;
@@ -106,7 +110,7 @@ struct AttentionArgs {
   TensorView o;        // written by forward and decode, read by backward
   RowView lse;         // natural log; written by forward and decode (may be null), read by backward
 
-  ScaleView q_scale, k_scale, v_scale;  // if fp8
+  ScaleView q_scale, k_scale, v_scale;  // if fp8; if fp8_cache, k's and v's
 
   TensorView d_o;         // backward: read
   RowView d_lse;          // backward: read, null if !with_dlse

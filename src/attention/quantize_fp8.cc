@@ -3,16 +3,18 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
-#include <cstring>
+#include <vector>
 
 #include "attention/check_data.h"
 #include "attention/cpu/e4m3.h"
 #include "attention/params.h"
+#include "attention/value_transpose.h"
 #include "base/arguments.h"
 #include "base/format.h"
 #include "base/tensor.h"
 #include "cuda/device.h"
 #include "cuda/kernel.h"
+#include "cuda/memory.h"
 #include "jit/config_text.h"
 
 namespace tessera::attention {
@@ -23,8 +25,11 @@ struct Quantise {
   std::int64_t batch = 0, seq = 0, heads = 0, dim = 0;
   std::int64_t block = 0;  // rows that share a scale; 0: all
   bool varlen = false;
+  bool rotates = false;
+  bool values = false;  // out is of x's type
   TensorView x, out;
   float* scale = nullptr;
+  bool per_batch = true, per_head = true;  // what has a scale of its own
   RowStrides scale_strides{};
   std::int64_t scales = 0;                   // of all
   const std::int32_t* cu_seqlens = nullptr;  // [B + 1], if varlen
@@ -49,7 +54,15 @@ Status check(const tessera_quantize_fp8& in, Quantise& q, tessera_device& device
   TESSERA_CHECK(check_tensor(*in.x, {"x", Element::kFloating, Access::kRead, rank, rank}, true, x));
   TESSERA_CHECK(check_tensor(*in.out, {"out", Element::kFloatingOrE4m3, Access::kWrite, rank, rank}, true, out));
   TESSERA_CHECK(check_tensor(*in.scale, {"scale", Element::kFloat32, Access::kWrite, 3, 3}, true, scale));
-  if (!is_e4m3(out.dtype)) return invalid(format("out is {}; e4m3 is accepted", describe(out.dtype)));
+  q.values = !is_e4m3(out.dtype);
+  if (q.values && (out.dtype.code != x.dtype.code || out.dtype.bits != x.dtype.bits)) {
+    return invalid(format("out is {}; e4m3 is accepted, or x's type, {}", describe(out.dtype), describe(x.dtype)));
+  }
+  if (in.reserved != 0) return invalid(format("reserved is {}; 0 is accepted", in.reserved));
+  if ((in.flags & ~static_cast<std::uint32_t>(TESSERA_FP8_ROTATE)) != 0) {
+    return invalid(format("flags is {:#x}; TESSERA_FP8_ROTATE is accepted", in.flags));
+  }
+  q.rotates = (in.flags & TESSERA_FP8_ROTATE) != 0;
   if (x.shape != out.shape) {
     const auto dims = [rank](const CheckedTensor& t) {
       return describe({t.shape.data(), static_cast<std::size_t>(rank)});
@@ -105,116 +118,260 @@ Status check(const tessera_quantize_fp8& in, Quantise& q, tessera_device& device
   q.out = view_of(out);
   q.scale = static_cast<float*>(scale.data);
   q.scale_strides = {scale.strides[0], scale.strides[1]};
+  q.per_batch = scale.shape[0] > 1;
+  q.per_head = scale.shape[1] > 1;
   return {};
 }
 
 // The same on the CPU: x may also be fp32.
 Status run_on_cpu(const Quantise& q) {
-  const std::int64_t blocks = q.block > 0 ? ceil_div(q.seq, q.block) : 1;
   const auto scale_at = [&](std::int64_t b, std::int64_t h, std::int64_t block) -> float& {
     return q.scale[b * q.scale_strides.batch + h * q.scale_strides.head + block];
   };
-  const auto rows_of = [&](std::int64_t b, std::int64_t block, const auto& visit) {
-    const std::int64_t begin = q.varlen ? q.cu_seqlens[b] : 0;
-    const std::int64_t length = q.varlen ? q.cu_seqlens[b + 1] - begin : q.seq;
-    const std::int64_t first = block * q.block, last = q.block > 0 ? std::min(length, first + q.block) : length;
-    for (std::int64_t i = first; i < last; ++i) visit(q.varlen ? 0 : b, begin + i);
-  };
-  const auto value = [&](std::int64_t b, std::int64_t row, std::int64_t h, std::int64_t d) {
-    const std::int64_t at = b * q.x.batch_stride + row * q.x.seq_stride + h * q.x.head_stride + d;
-    return cpu::load_element(q.x.data, q.dtype, at);
-  };
-  std::fill(q.scale, q.scale + q.scales, 0.0f);
-  const auto each = [&](const auto& visit) {
+  std::vector<float> values(static_cast<std::size_t>(q.dim));
+  // visit(b, h, scale, row's place in x and in out), with the row in `values`.
+  const auto each_row = [&](const auto& visit) {
     for (std::int64_t b = 0; b < q.batch; ++b) {
+      const std::int64_t begin = q.varlen ? q.cu_seqlens[b] : 0;
+      const std::int64_t length = q.varlen ? q.cu_seqlens[b + 1] - begin : q.seq;
+      const std::int64_t batch = q.varlen ? 0 : b;
       for (std::int64_t h = 0; h < q.heads; ++h) {
-        for (std::int64_t block = 0; block < blocks; ++block) visit(b, h, block);
+        for (std::int64_t i = 0; i < length; ++i) {
+          cpu::load_fp8_row(q.x.data, q.dtype,
+                            batch * q.x.batch_stride + (begin + i) * q.x.seq_stride + h * q.x.head_stride, q.rotates,
+                            values);
+          visit(scale_at(b, h, q.block > 0 ? i / q.block : 0),
+                batch * q.out.batch_stride + (begin + i) * q.out.seq_stride + h * q.out.head_stride);
+        }
       }
     }
   };
-  each([&](std::int64_t b, std::int64_t h, std::int64_t block) {
-    float& largest = scale_at(b, h, block);
-    rows_of(b, block, [&](std::int64_t batch, std::int64_t row) {
-      for (std::int64_t d = 0; d < q.dim; ++d) largest = std::max(largest, std::abs(value(batch, row, h, d)));
-    });
+  std::fill(q.scale, q.scale + q.scales, 0.0f);
+  each_row([&](float& largest, std::int64_t) {
+    for (const float value : values) largest = std::max(largest, std::abs(value));
   });
   for (std::int64_t n = 0; n < q.scales; ++n) q.scale[n] = std::ldexp(1.0f, cpu::fp8_scale_exponent(q.scale[n]));
-  each([&](std::int64_t b, std::int64_t h, std::int64_t block) {
-    const float inverse = 1 / scale_at(b, h, block);
-    rows_of(b, block, [&](std::int64_t batch, std::int64_t row) {
-      auto* out = static_cast<unsigned char*>(q.out.data) + batch * q.out.batch_stride + row * q.out.seq_stride +
-                  h * q.out.head_stride;
-      for (std::int64_t d = 0; d < q.dim; ++d) out[d] = cpu::to_e4m3(value(batch, row, h, d) * inverse);
-    });
+  each_row([&](float& scale, std::int64_t at) {
+    const float inverse = 1 / scale;
+    if (q.values) {
+      for (float& value : values) value = cpu::from_e4m3(cpu::to_e4m3(value * inverse)) * scale;
+      if (q.rotates) cpu::rotate_fp8_row_back(values);
+      for (std::int64_t d = 0; d < q.dim; ++d) {
+        cpu::store_element(q.out.data, q.dtype, at + d, values[static_cast<std::size_t>(d)]);
+      }
+    } else {
+      auto* out = static_cast<unsigned char*>(q.out.data) + at;
+      for (const float value : values) *out++ = cpu::to_e4m3(value * inverse);
+    }
   });
   return {};
 }
 
+// 64 registers a thread: half of them for its part of the tile. Rotations and residuals need more.
+int ctas_per_sm(const QuantizeFp8Config& config) {
+  constexpr int kMost = 16;
+  return std::clamp((config.rotates || config.residuals ? 512 : 1024) / config.threads, 1, kMost);
+}
+
+QuantizedTensor quantized_tensor(const QuantizeFp8Config& config, const ToQuantize& t, std::int64_t most_ctas,
+                                 std::int64_t& ctas) {
+  QuantizedTensor out = {};
+  out.x = t.x.data;
+  out.out = t.out.data;
+  out.scale = t.scale;
+  out.found = t.found;
+  out.cu_seqlens = t.cu_seqlens;
+  out.x_strides = strides_of(t.x);
+  out.out_strides = strides_of(t.out);
+  out.pitch = t.pitch;
+  out.seq = static_cast<int>(t.seq);
+  out.heads = static_cast<unsigned>(t.heads);
+  out.found_words = t.found_words;
+  const std::int64_t tiles = ceil_div(t.seq, std::int64_t{config.rows});
+  const std::int64_t groups = saturating_product(t.per_batch ? t.batch : 1, t.per_head ? t.heads : 1);
+  const std::int64_t group_tiles = saturating_product(tiles, t.per_batch ? 1 : t.batch, t.per_head ? 1 : t.heads);
+  // CTAs of a group have about equally many tiles.
+  const std::int64_t rounds = config.blocks ? 1 : std::max<std::int64_t>(1, ceil_div(group_tiles, most_ctas));
+  const std::int64_t group_ctas = ceil_div(group_tiles, rounds);
+  const auto heads = static_cast<unsigned>(t.heads);
+  const auto bounded = [](std::int64_t n) { return static_cast<unsigned>(std::clamp<std::int64_t>(n, 1, INT_MAX)); };
+  out.tiles = divisor(bounded(tiles));
+  out.group_heads = divisor(t.per_head ? heads : 1);
+  out.other_heads = divisor(t.per_head ? 1 : heads);
+  out.group_tiles = bounded(group_tiles);
+  out.group_ctas = divisor(bounded(group_ctas));
+  const std::int64_t more = saturating_product(groups, group_tiles) > INT_MAX ? INT_MAX : groups * group_ctas;
+  ctas = std::min<std::int64_t>(INT_MAX, ctas + more);
+  out.end = static_cast<unsigned>(ctas);
+  return out;
+}
+
+// group: query heads that share a key head.
+Status enqueue(const QuantizeFp8Config& config, const cuda::Kernel& kernel, const ToQuantize* tensors, int count,
+               unsigned group, cuda::CUstream stream) {
+  cuda::Work<QuantizeFp8Params> work = {};
+  const std::int64_t most_ctas = std::int64_t{kernel.multiprocessors} * ctas_per_sm(config);
+  std::int64_t ctas = 0;
+  for (int i = 0; i < count; ++i) {
+    work.params.tensor[i] = quantized_tensor(config, tensors[i], most_ctas, ctas);
+  }
+  work.params.group = group;
+  if (ctas >= INT_MAX) return Status(TESSERA_UNSUPPORTED, "quantize_fp8: more rows than one grid can cover");
+  if (ctas == 0) return {};
+  work.grid = {static_cast<unsigned>(ctas), 1, 1};
+  return cuda::launch(kernel, work, stream);
+}
+
+// Of `found` for a head of k.
+std::int64_t found_words(const AttentionProblem& p) { return 2 + (p.residuals ? p.dim_qk : 0); }
+
 Status run_on_gpu(const Quantise& q, int device, cuda::CUstream stream) {
   constexpr std::int64_t kLargestDim = 256;
-  constexpr bool kOffered = false;  // its results on a GPU have not been compared with the CPU's
-  if (!kOffered) return Status(TESSERA_UNSUPPORTED, "quantize_fp8 runs on the CPU only");
   const auto info = cuda::device(device);
   if (!info.ok()) return info.status();
-  if (info->major != 9) {
-    return Status(TESSERA_UNSUPPORTED,
-                  format("e4m3 needs sm_90a, as its forward does; {} is {}", info->name, cuda::arch_of(*info)));
+  if (info->major * 10 + info->minor < 89) {
+    return Status(TESSERA_UNSUPPORTED, format("e4m3 needs sm_89 or newer; {} is {}", info->name, cuda::arch_of(*info)));
   }
   if (q.dtype == DType::kFloat32) return Status(TESSERA_UNSUPPORTED, "x is fp32; a GPU takes fp16 and bf16");
+  if (q.seq >= kUnbounded) return Status(TESSERA_UNSUPPORTED, "sequences are shorter than 2^30");
   if (q.dim % 16 != 0 || q.dim > kLargestDim) {
     return Status(TESSERA_UNSUPPORTED, format("x has head dim {}; a GPU takes multiples of 16 up to 256", q.dim));
   }
   constexpr std::int64_t kAny = 2;
-  if (!allows_vectors(q.x, kAny, kAny, kAny, 2, 8) || !allows_vectors(q.out, kAny, kAny, kAny, 1, 8)) {
+  if (!allows_vectors(q.x, kAny, kAny, kAny, 2, 8) || !allows_vectors(q.out, kAny, kAny, kAny, q.values ? 2 : 1, 8)) {
     return Status(TESSERA_UNSUPPORTED, "x and out need rows at multiples of 16 and 8 bytes on a GPU");
   }
-  const int rows = q.block > 0 ? static_cast<int>(q.block) : 128;
-  const std::int64_t tiles = ceil_div(q.seq, std::int64_t{rows});
-  const std::int64_t ctas = saturating_product(tiles, q.heads, q.batch);
-  if (ctas > INT_MAX) return Status(TESSERA_UNSUPPORTED, "quantize_fp8: more rows than one grid can cover");
-  QuantizeFp8Params params = {};
-  params.x = q.x.data;
-  params.out = q.out.data;
-  params.scale = q.scale;
-  params.cu_seqlens = q.cu_seqlens;
-  params.x_strides = strides_of(q.x);
-  params.out_strides = strides_of(q.out);
-  params.scale_strides = q.scale_strides;
-  params.seq = static_cast<int>(q.seq);
-  params.heads = static_cast<unsigned>(q.heads);
-  params.tiles = static_cast<unsigned>(tiles);
-  const cuda::Work<QuantizeFp8Params> work{params, {static_cast<unsigned>(ctas), 1, 1}};
-  const auto launch = [&](bool finds_amax, bool of_whole) -> Status {
-    const auto kernel = cuda::load_kernel(
-        device, instance_of(quantize_config(q.dtype, static_cast<int>(q.dim), rows, finds_amax, of_whole)));
-    if (!kernel.ok()) return kernel.status();
-    return cuda::launch(**kernel, work, stream);
-  };
-  if (q.block > 0) return launch(false, false);
-  if (Status s = cuda::zero(device, q.scale, q.scales * 4, stream); !s.ok()) return s;
-  if (Status s = launch(true, false); !s.ok()) return s;
-  return launch(false, true);
+  QuantizeFp8Config config = quantize_config(q.dtype, q.dim, 0, q.block);
+  config.rotates = q.rotates;
+  config.values = q.values;
+  const auto kernel = cuda::load_kernel(device, instance_of(config));
+  if (!kernel.ok()) return kernel.status();
+  ToQuantize tensor = {.x = q.x,
+                       .out = q.out,
+                       .scale = q.scale,
+                       .found = nullptr,
+                       .cu_seqlens = q.cu_seqlens,
+                       .pitch = 0,
+                       .batch = q.batch,
+                       .seq = q.seq,
+                       .heads = q.heads,
+                       .per_batch = q.per_batch,
+                       .per_head = q.per_head};
+  if (q.block > 0) return enqueue(config, **kernel, &tensor, 1, 1, stream);
+  const std::size_t bytes = static_cast<std::size_t>(q.scales) * tensor.found_words * sizeof(unsigned);
+  auto found = cuda::StreamBuffer::make(device, bytes, stream);
+  if (!found.ok()) return found.status();
+  tensor.found = static_cast<unsigned*>(found->data());
+  if (Status s = cuda::zero(device, tensor.found, bytes, stream); !s.ok()) return s;
+  if (Status s = enqueue(config, **kernel, &tensor, 1, 1, stream); !s.ok()) return s;
+  return found->release();
 }
 
 }  // namespace
 
-QuantizeFp8Config quantize_config(DType dtype, int dim, int rows, bool finds_amax, bool of_whole) {
-  // Eight loads of 16 bytes per thread hold a tile in registers and keep enough bytes in flight.
-  constexpr int kElements = 64;
-  const int threads = std::clamp((rows * dim / kElements + 31) / 32 * 32, 64, 512);
-  return {.dtype = dtype, .dim = dim, .rows = rows, .threads = threads, .finds_amax = finds_amax, .of_whole = of_whole};
+QuantizeFp8Config quantize_config(DType dtype, std::int64_t dim, std::int64_t dim_v, std::int64_t rows) {
+  constexpr std::int64_t kRows = 128;
+  const std::int64_t tile = rows > 0 ? rows : kRows;
+  return {.dtype = dtype,
+          .dim = static_cast<int>(dim),
+          .dim_v = static_cast<int>(dim_v),
+          .rows = static_cast<int>(tile),
+          .threads = static_cast<int>(std::max(dim, dim_v) * tile / 64 + 31) / 32 * 32,  // two items each
+          .blocks = rows > 0,
+          .transposes = false,
+          .rotates = false,
+          .residuals = false,
+          .values = false};
 }
 
 jit::KernelInstance instance_of(const QuantizeFp8Config& config) {
-  return {.name = format("quantize_fp8_{}_d{}_{}{}{}", name_of(config.dtype), config.dim, config.rows,
-                         config.finds_amax ? "_amax" : "", config.of_whole ? "_whole" : ""),
-          .header = "attention/quantize_fp8_sm90.cuh",
+  return {.name = format("quantize_fp8_{}_d{}{}{}{}{}{}{}", name_of(config.dtype), config.dim,
+                         config.dim_v > 0 ? format("x{}", config.dim_v) : "", config.transposes ? "_transposes" : "",
+                         config.blocks ? format("_{}", config.rows) : "", config.rotates ? "_rotates" : "",
+                         config.residuals ? "_residuals" : "", config.values ? "_values" : ""),
+          .header = "attention/quantize_fp8.cuh",
           .entry = "quantize_fp8",
           .params = "QuantizeFp8Params",
           .config = jit::config_text("QuantizeFp8Config", config),
           .threads = config.threads,
-          .min_blocks = std::max(1, 512 / config.threads),
+          .min_blocks = ctas_per_sm(config),
+          .dynamic_smem_bytes = quantize_fp8_shared_bytes(config),
           .pdl = true};
+}
+
+Rounding rounding_of(const AttentionProblem& p, bool transposes_v) {
+  constexpr std::size_t kAlignment = 256;
+  const AttentionProblem e4m3 = as_e4m3(p);
+  const std::int64_t rows_q = p.varlen ? p.total_q : p.batch * p.seq_q;
+  const std::int64_t rows_k = p.varlen ? p.total_k : p.batch * p.seq_k;
+  const std::int64_t heads_k = p.batch * p.heads_kv, heads_q = p.batch * p.heads_q;
+  Rounding parts;
+  const auto take = [&parts](std::int64_t bytes) {
+    const std::size_t at = parts.bytes;
+    parts.bytes += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    return at;
+  };
+  parts.found = take((heads_k * found_words(p) + (heads_q + heads_k) * 2) * std::int64_t{sizeof(unsigned)});
+  parts.scales = take((2 * heads_k + heads_q) * std::int64_t{sizeof(float)});
+  parts.k = take(rows_k * p.heads_kv * e4m3.dim_qk);
+  parts.q = take(rows_q * p.heads_q * e4m3.dim_qk);
+  parts.v = take(transposes_v ? static_cast<std::int64_t>(transposed_bytes(p)) : rows_k * p.heads_kv * p.dim_v);
+  return parts;
+}
+
+QuantizeFp8Config rounding_config(const AttentionProblem& p, bool transposes_v) {
+  QuantizeFp8Config config = quantize_config(p.dtype, p.dim_qk, p.dim_v);
+  config.transposes = transposes_v;
+  config.rotates = p.rotates;
+  config.residuals = p.residuals;
+  return config;
+}
+
+AttentionProblem as_e4m3(const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  p.fp8 = true;
+  if (p.residuals) p.dim_qk += kResidualColumns;
+  p.rounds_to_fp8 = p.rotates = p.residuals = false;
+  return p;
+}
+
+Result<AttentionArgs> enqueue_rounding(const AttentionArgs& args, const Rounding& rounding, const cuda::Kernel& kernel,
+                                       char* workspace, bool transposes_v, cuda::CUstream stream) {
+  const AttentionProblem& p = args.problem;
+  const QuantizeFp8Config config = rounding_config(p, transposes_v);
+  AttentionArgs out = args;
+  out.problem = as_e4m3(p);
+  const auto compact = [&](std::size_t at, std::int64_t seq, std::int64_t heads, std::int64_t dim) {
+    return TensorView{workspace + at, p.varlen ? 0 : seq * heads * dim, heads * dim, dim};
+  };
+  out.q = compact(rounding.q, p.seq_q, p.heads_q, out.problem.dim_qk);
+  out.k = compact(rounding.k, p.seq_k, p.heads_kv, out.problem.dim_qk);
+  out.v = compact(rounding.v, p.seq_k, p.heads_kv, p.dim_v);
+  ToQuantize tensors[3] = {};
+  auto* scale = reinterpret_cast<float*>(workspace + rounding.scales);
+  auto* found = reinterpret_cast<unsigned*>(workspace + rounding.found);
+  const auto set = [&](ToQuantize& t, const TensorView& x, const TensorView& to, bool of_q, unsigned words,
+                       ScaleView& view) {
+    t.x = x;
+    t.out = to;
+    t.scale = scale;
+    t.found = found;
+    t.found_words = words;
+    t.cu_seqlens = of_q ? args.cu_seqlens_q : args.cu_seqlens_k;
+    t.batch = p.batch;
+    t.seq = of_q ? p.seq_q : p.seq_k;
+    t.heads = of_q ? p.heads_q : p.heads_kv;
+    view = {scale, t.heads, 1};
+    scale += p.batch * t.heads;
+    found += p.batch * t.heads * words;
+  };
+  set(tensors[0], args.k, out.k, false, static_cast<unsigned>(found_words(p)), out.k_scale);
+  set(tensors[1], args.q, out.q, true, 2, out.q_scale);
+  set(tensors[2], args.v, out.v, false, 2, out.v_scale);
+  tensors[2].pitch = transposed_pitch(p);
+  const Status s = enqueue(config, kernel, tensors, 3, static_cast<unsigned>(p.heads_q / p.heads_kv), stream);
+  if (!s.ok()) return s;
+  return out;
 }
 
 Status quantize_fp8(const tessera_quantize_fp8* args, void* stream) {

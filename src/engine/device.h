@@ -18,6 +18,7 @@ struct Device {
   bool specific = false;                    // CUDA: code may use what this architecture alone has, as in sm_90a
   int multiprocessors = 132;                // CUDA: SMs; an H200's if only the architecture is known
   std::size_t shared_memory_per_block = 0;  // CUDA: the opt-in limit
+  int index = -1;                           // CUDA: of a GPU that is here and runs its own code; libraries need it
   int threads = 1;                          // CPU
 
   bool is_cpu() const { return kind == Kind::kCpu; }

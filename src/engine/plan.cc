@@ -33,6 +33,7 @@ Result<Device> device_at(tessera_device place) {
   device.specific = code->specific;
   device.multiprocessors = info->multiprocessors;
   device.shared_memory_per_block = code->shared_memory_per_block;
+  if (code->own) device.index = place.index;
   return device;
 }
 

@@ -183,6 +183,10 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool shifts) {
     if (widest > 128) add(128, widest, true);
     add(128, 128, true);
   }
+  // Gradients of weights have few tiles, and 132 of them may be found one way only.
+  if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped && access.shifted == kShiftedNone) {
+    add(256, 128, false);
+  }
   add(64, 256, true);
   add(64, 128, true);
   if (rows_of(p) <= 64 || p.n <= 64) add(64, 64, true);
@@ -234,11 +238,11 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
   const double products =
       static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds * (c.block_m == 64 ? 1.25 : 1.05);
   const double loads = (c.block_m + static_cast<double>(c.block_n) / c.cluster) * gemm_sm90::kBlockK * 2 / kL2Bytes;
-  // Three warps shift a row in about 18 cycles.
+  // Three warps shift a row in about 24 cycles.
   const double shifted_rows = c.shifted == kShiftedNone ? 0
                               : c.shifted == kShiftedA  ? c.block_m
                                                         : gemm_sm90::b_atoms(c) * 64.0;
-  const double main_loop = steps * std::max({products, loads, shifted_rows * 18}) + 200;
+  const double main_loop = steps * std::max({products, loads, shifted_rows * 24}) + 200;
   const double elements = static_cast<double>(c.block_m) * c.block_n / (c.gated ? 2 : 1);
   const int extra = (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? 1 : 0);
   const int staged = c.staged != kStagedNone ? 1 : 0;
@@ -588,6 +592,11 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p = representative(device, 36096, 512, 1365);
   p.a_aligned = p.b_aligned = false;
   p.bias = p.residual = true;
+  list.push_back(p);
+  p = representative(device, 36096, 200, 93);  // short rows: shifted, not copied
+  p.a_aligned = p.b_aligned = false;
+  p.bias = true;
+  p.activation = kSilu;
   list.push_back(p);
   p = representative(device, 1365, 512, 36096);
   p.a_transposed = p.b_transposed = true;

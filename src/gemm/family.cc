@@ -8,7 +8,7 @@
 #include "gemm/split_reduce.h"
 
 // Every kernel of the family; each has a host file of that name. One line adds a kernel.
-#define TESSERA_GEMM_KERNELS(each) each(dense) each(dense_sm90) each(cpu)
+#define TESSERA_GEMM_KERNELS(each) each(dense) each(dense_sm90) each(cublaslt) each(cpu)
 
 namespace tessera {
 namespace gemm {

@@ -39,7 +39,7 @@ GateRow judge(const CompileRequest& request, bool use_cache) {
   row.resources = found->image->resources;
   row.origin = found->origin;
   if (row.origin == Origin::kCompiled) row.seconds = found->image->compile_seconds;
-  row.failure = refusal(row.resources, row.dynamic_smem_bytes, row.arch);
+  if (!request.target.ptx) row.failure = refusal(row.resources, row.dynamic_smem_bytes, row.arch);
   return row;
 }
 

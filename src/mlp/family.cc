@@ -4,7 +4,7 @@
 #include "mlp/gated.h"
 
 // Every kernel of the family; each has a host file of that name. One line adds a kernel.
-#define TESSERA_MLP_KERNELS(each) each(chained)
+#define TESSERA_MLP_KERNELS(each) each(chained) each(narrow_sm90)
 
 namespace tessera {
 namespace mlp {

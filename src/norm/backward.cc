@@ -13,12 +13,13 @@ namespace {
 
 using Config = NormBackwardConfig;
 
-constexpr int kGroups = 16;  // warps that share the sums over CTAs
+constexpr int kGroups = 32;  // warps that share the sums over CTAs
 
 int ctas_per_sm(const Config& config) { return std::max(512 / config.threads, 1); }
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = instance_name("norm_backward", config) + (config.parameters ? "_parameters" : ""),
+  return {.name = instance_name("norm_backward", config) + (config.parameters ? "_parameters" : "") +
+                  (config.stages > 0 ? format("_s{}", config.stages) : ""),
           .header = "norm/backward.cuh",
           .entry = "norm_backward",
           .params = "NormBackwardParams",
@@ -37,12 +38,21 @@ jit::KernelInstance reduce_kernel(DType dtype) {
           .params = "NormParameterGradientsParams",
           .config = jit::config_text("NormParameterGradientsConfig", config),
           .threads = kGroups * 32,
-          .min_blocks = 2,
+          .min_blocks = 1,
           .dynamic_smem_bytes = 0,
           .pdl = true};
 }
 
-Config config_of(const NormProblem& p, int wanted) {
+// As many rows ahead as fit the shared memory of all CTAs of a multiprocessor, up to four.
+int stages_of(const Config& config, const Device& device) {
+  constexpr int kMost = 4;
+  if (device.compute < 80 || !config.aligned || config.looped) return 0;
+  const auto each = static_cast<int>(device.shared_memory_per_block) / ctas_per_sm(config);
+  const int stages = std::min((each - norm_backward_sum_bytes(config)) / norm_backward_stage_bytes(config), kMost);
+  return stages > 1 ? stages : 0;
+}
+
+Config config_of(const NormProblem& p, const Device& device, int wanted) {
   Config config = {};
   config.dtype = p.dtype;
   config.centered = p.centered;
@@ -50,12 +60,13 @@ Config config_of(const NormProblem& p, int wanted) {
   config.parameters = p.parameters;
   config.aligned = p.aligned;
   set_share(share_row(p, 256, wanted, 2), config);
+  config.stages = stages_of(config, device);
   return config;
 }
 
-std::vector<Config> configs_for(const NormProblem& p) {
+std::vector<Config> configs_for(const NormProblem& p, const Device& device) {
   std::vector<Config> configs;
-  for (const int wanted : {2, 1}) configs.push_back(config_of(p, wanted));
+  for (const int wanted : {2, 1}) configs.push_back(config_of(p, device, wanted));
   return configs;
 }
 
@@ -100,18 +111,20 @@ Status enqueue(const Config& config, int multiprocessors, const NormArgs& args, 
 }
 
 std::vector<engine::Offer> offers(const NormProblem& p, const Device& device) {
-  const Config config = configs_for(p).front();
+  const Config config = configs_for(p, device).front();
   const double bytes = static_cast<double>(p.rows) * static_cast<double>(p.columns) *
                        static_cast<double>(size_of(p.dtype)) * (p.residual ? 4 : 3);
   return {{engine::main_config(config), workspace_of(config, p, device.multiprocessors),
            copy_time(bytes) + (p.parameters ? 4.0 : 0.0),
            format("{} threads per row, {}{}", config.row_threads,
-                  config.looped ? "which is read twice" : "which stays in registers",
+                  config.looped       ? "which is read twice"
+                  : config.stages > 0 ? "which are copied to shared memory ahead"
+                                      : "which stays in registers",
                   config.aligned ? "" : "; rows are not aligned to 16 bytes")}};
 }
 
 std::optional<Recipe> recipe(const NormProblem& p, const Device& device, const engine::Config& named) {
-  for (const Config& config : configs_for(p)) {
+  for (const Config& config : configs_for(p, device)) {
     if (engine::main_config(config) != named) continue;
     Recipe recipe;
     recipe.problem = p;
@@ -126,9 +139,9 @@ std::optional<Recipe> recipe(const NormProblem& p, const Device& device, const e
   return std::nullopt;
 }
 
-std::vector<engine::Config> searches(const NormProblem& p, const Device&) {
+std::vector<engine::Config> searches(const NormProblem& p, const Device& device) {
   std::vector<engine::Config> list;
-  for (const Config& config : configs_for(p)) list.push_back(engine::main_config(config));
+  for (const Config& config : configs_for(p, device)) list.push_back(engine::main_config(config));
   return list;
 }
 

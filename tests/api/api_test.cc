@@ -310,7 +310,8 @@ TEST(Abi, public_structs_have_no_padding) {
                                            sizeof(std::uint32_t) + sizeof(tessera_alignment) +
                                            2 * sizeof(std::int64_t) + 2 * sizeof(void*) + 2 * sizeof(std::int64_t) +
                                            10 * sizeof(void*) + sizeof(std::int64_t) + 3 * sizeof(void*));
-  EXPECT_EQ(sizeof(tessera_quantize_fp8), sizeof(std::size_t) + 4 * sizeof(void*) + sizeof(std::int64_t));
+  EXPECT_EQ(sizeof(tessera_quantize_fp8),
+            sizeof(std::size_t) + 4 * sizeof(void*) + sizeof(std::int64_t) + 2 * sizeof(std::uint32_t));
 }
 
 TEST(Explain, json_holds_what_the_text_says) {

@@ -177,6 +177,16 @@ inline Call paged_call() {
   return call;
 }
 
+// A cache of e4m3, whose scales are one for each head.
+inline Call e4m3_cache_call() {
+  Call call = decode_call();
+  for (const char* name : {"k", "v"}) call[name].view.dtype = kE4m3;
+  call.add("k_scale", kFp32, {1, kHkv, 1}, &tessera_attention::k_scale);
+  call.add("v_scale", kFp32, {1, kHkv, 1}, &tessera_attention::v_scale);
+  for (const char* name : {"k_scale", "v_scale"}) std::fill_n(call[name].as<float>(), kHkv, 0.5f);
+  return call;
+}
+
 // Two new keys of two sequences, rotated, in two of three rows of a cache.
 inline Call append_call() {
   Call call;

@@ -146,6 +146,24 @@ const BadInput kBadInputs[] = {
        c.set("cache_seqlens", {12, 13});
      },
      "cache_seqlens[1] is 13"},
+    {"e4m3_cache_without_scales", e4m3_cache_call, [](Call& c) { c.args.v_scale = nullptr; },
+     "v_scale is null; e4m3 needs it"},
+    {"e4m3_keys_alone", e4m3_cache_call, [](Call& c) { c["v"].view.dtype = kFp32; }, "v is fp32, but k is e4m3"},
+    {"e4m3_values_alone", decode_call, [](Call& c) { c["v"].view.dtype = kE4m3; }, "v is e4m3, but k is fp32"},
+    {"e4m3_queries_of_a_cache", e4m3_cache_call, [](Call& c) { c["q"].view.dtype = kE4m3; },
+     "q is e4m3, which attention_forward takes"},
+    {"scale_of_a_cache_of_fp32", e4m3_cache_call,
+     [](Call& c) {
+       for (const char* name : {"k", "v"}) c[name].view.dtype = kFp32;
+     },
+     "k_scale is given, but k is fp32"},
+    {"query_scale_of_a_cache", e4m3_cache_call, [](Call& c) { c.args.q_scale = &c["k_scale"].view; },
+     "q_scale is given, but attention_decode does not take it"},
+    {"blocks_of_a_cache", e4m3_cache_call, [](Call& c) { c["k_scale"].shape(2) = 2; }, "k_scale has 2 blocks"},
+    {"scales_of_other_heads", e4m3_cache_call, [](Call& c) { c["v_scale"].shape(1) = 4; }, "v_scale has heads = 4"},
+    {"scale_of_zero", e4m3_cache_call, [](Call& c) { c["k_scale"].as<float>()[1] = 0; }, "k_scale[0, 1, 0] is 0"},
+    {"scale_of_infinity", e4m3_cache_call, [](Call& c) { c["v_scale"].as<float>()[0] = INFINITY; },
+     "v_scale[0, 0, 0] is inf"},
     {"negative_cache_length", decode_call,
      [](Call& c) {
        c.set("cache_seqlens", {-1, 3});
@@ -240,6 +258,16 @@ const BadInput kBadInputs[] = {
      "rotary_seqlens has entries = 1"},
     {"interleaved_without_rotary", decode_call, [](Call& c) { c.args.flags = TESSERA_ROTARY_INTERLEAVED; },
      "TESSERA_ROTARY_INTERLEAVED"},
+    {"fp8_rotate_without_fp8", square, [](Call& c) { c.args.flags = TESSERA_FP8_ROTATE; }, "but not TESSERA_FP8"},
+    {"fp8_residual_without_fp8", square, [](Call& c) { c.args.flags = TESSERA_FP8_RESIDUAL; }, "but not TESSERA_FP8"},
+    {"fp8_rotate_and_residual", square,
+     [](Call& c) { c.args.flags = TESSERA_FP8 | TESSERA_FP8_ROTATE | TESSERA_FP8_RESIDUAL; }, "one of them is accepted"},
+    {"fp8_chunk", square,
+     [](Call& c) {
+       c.args.flags = TESSERA_FP8;
+       c.args.attention_chunk = 4;
+     },
+     "attention_chunk is 4, which is not taken with e4m3"},
     {"batch_invariant_forward", square, [](Call& c) { c.args.flags = TESSERA_BATCH_INVARIANT; },
      "TESSERA_BATCH_INVARIANT"},
     {"cache_row_past_the_end", append_call, [](Call& c) { c.set("cache_batch_idx", {3, 0}); },

@@ -10,7 +10,8 @@
 namespace tessera {
 namespace {
 
-constexpr tessera_dtype kFp32{TESSERA_FLOAT, 32, 1}, kE4m3{TESSERA_FLOAT8_E4M3FN, 8, 1}, kInt32{TESSERA_INT, 32, 1};
+constexpr tessera_dtype kFp32{TESSERA_FLOAT, 32, 1}, kFp16{TESSERA_FLOAT, 16, 1}, kE4m3{TESSERA_FLOAT8_E4M3FN, 8, 1},
+    kInt32{TESSERA_INT, 32, 1};
 
 struct Call {
   std::vector<std::int64_t> x_shape, scale_shape, cu_shape;
@@ -133,10 +134,13 @@ TEST(QuantizeFp8, bad_arguments_write_nothing_and_say_why) {
   Call shared({2, 150, 2, 16}, {1, 2, 3});
   refused(shared, "with blocks, every head of every sequence has its own");
   Call type({1, 64, 1, 16}, {1, 1, 1});
-  type.out_view.dtype = kFp32;
-  type.out.resize(type.out.size() * 4, 0x55);
+  type.out_view.dtype = kFp16;
+  type.out.resize(type.out.size() * 2, 0x55);
   type.out_view.data = type.out.data();
-  refused(type, "out is fp32; e4m3 is accepted");
+  refused(type, "out is fp16; e4m3 is accepted, or x's type, fp32");
+  Call flags({1, 64, 1, 16}, {1, 1, 1});
+  flags.args.flags = TESSERA_FP8;
+  refused(flags, "TESSERA_FP8_ROTATE is accepted");
   Call packed({64, 1, 16}, {1, 1, 1});
   packed.pack({0, 64}, 0);
   refused(packed, "max_seqlen is 0");
@@ -144,6 +148,40 @@ TEST(QuantizeFp8, bad_arguments_write_nothing_and_say_why) {
   refused(packed, "cu_seqlens ends at 100, past the 64 rows of x");
   packed.pack({0, 64}, 40);
   refused(packed, "max_seqlen is 40, but cu_seqlens has a sequence of 64");
+}
+
+TEST(QuantizeFp8, values_are_e4m3_times_the_scale) {
+  Call e4m3({2, 30, 3, 16}, {2, 3, 1}), values({2, 30, 3, 16}, {2, 3, 1});
+  std::vector<float> got(values.x.size(), -1.0f);
+  values.out_view.dtype = kFp32;
+  values.out_view.data = got.data();
+  ASSERT_EQ(tessera_attention_quantize_fp8(&e4m3.args, nullptr), TESSERA_OK) << tessera_last_error();
+  ASSERT_EQ(tessera_attention_quantize_fp8(&values.args, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(values.scale, e4m3.scale);
+  for (std::size_t n = 0; n < got.size(); ++n) {
+    const float scale = e4m3.scale[n / (30 * 3 * 16) * 3 + n / 16 % 3];
+    EXPECT_EQ(got[n], static_cast<float>(verify::round_to_e4m3(values.x[n] / scale)) * scale);
+  }
+}
+
+// One large channel: rotated, it is spread over its block, and rotated back, it is there again.
+TEST(QuantizeFp8, rotation_spreads_a_channel_and_is_undone) {
+  for (const std::int64_t dim : {64, 80}) {
+    Call c({1, 20, 1, dim}, {1, 1, 1});
+    for (std::size_t n = 0; n < c.x.size(); ++n) c.x[n] = n % static_cast<std::size_t>(dim) == 5 ? 400.0f : 0.0f;
+    c.args.flags = TESSERA_FP8_ROTATE;
+    ASSERT_EQ(tessera_attention_quantize_fp8(&c.args, nullptr), TESSERA_OK) << tessera_last_error();
+    const int block = dim == 64 ? 64 : 16;
+    for (std::int64_t d = 0; d < dim; ++d) {
+      const double want = d < block ? 400 / std::sqrt(static_cast<double>(block)) / c.scale[0] : 0;
+      EXPECT_EQ(c.out[static_cast<std::size_t>(d)] & 0x7f, verify::to_bits_e4m3(want)) << dim << " " << d;
+    }
+    std::vector<float> back(c.x.size(), -1.0f);
+    c.out_view.dtype = kFp32;
+    c.out_view.data = back.data();
+    ASSERT_EQ(tessera_attention_quantize_fp8(&c.args, nullptr), TESSERA_OK) << tessera_last_error();
+    for (std::size_t n = 0; n < back.size(); ++n) EXPECT_NEAR(back[n], c.x[n], 400.0 / 16) << dim << " " << n;
+  }
 }
 
 TEST(QuantizeFp8, nothing_has_the_scale_1) {

@@ -91,6 +91,11 @@ TEST(Gate, covers_every_file) {
   for (const std::string& arch : verify::known_archs()) {
     std::set<std::string> expected = entry_headers();
     if (arch != "sm_90a") std::erase_if(expected, [](const auto& name) { return name.find("_sm90") != name.npos; });
+    // Newer architectures share the code of e4m3; Hopper has a forward of its own.
+    if (arch == "sm_90a") expected.erase("attention/forward_fp8.cuh");
+    if (arch != "sm_89" && arch != "sm_90a") {
+      std::erase_if(expected, [](const auto& name) { return name.find("_fp8") != name.npos; });
+    }
     EXPECT_EQ(headers_on(arch), expected) << arch;
   }
   std::set<std::string> reached;

@@ -278,6 +278,37 @@ TEST(DecodeSelect, every_head_dim_number_of_rows_and_mode_has_tiles_that_fit_eve
   }
 }
 
+TEST(DecodeSelect, a_cache_of_e4m3_has_tiles_that_fit_every_gpu_that_converts_it) {
+  for (const Device& gpu : gpus()) {
+    for (std::int64_t dim = 8; dim <= 256; dim += 8) {
+      for (const std::int64_t queries : {1, 8, 100}) {
+        for (const std::int64_t page_size : {0, 16}) {
+          AttentionProblem p = decode_problem(2, 1000, dim);
+          p.fp8_cache = true;
+          p.seq_q = queries;
+          p.paged = page_size > 0;
+          p.page_size = page_size;
+          p.num_pages = 200;
+          p.seq_new = queries;
+          const Selection selection = select(p, gpu);
+          const bool served = gpu.compute >= 89 && dim % 16 == 0;
+          ASSERT_EQ(!selection.candidates.empty(), served)
+              << text_of(engine::explain<AttentionFamily>(p, gpu, selection));
+          for (const Candidate& c : selection.candidates) {
+            const auto main = main_of<AttentionDecodeConfig>(c);
+            ASSERT_TRUE(main) << kernel_of(c) << " reads no e4m3";
+            EXPECT_LE(decode_shared_bytes(*main), gpu.shared_memory_per_block) << gpu.name << dim;
+            EXPECT_TRUE(main->e4m3_cache);
+            EXPECT_TRUE(c.implementation->recipe(p, gpu, c.offer.config)) << gpu.name << dim;
+          }
+          p.vectors = false;
+          EXPECT_TRUE(select(p, gpu).candidates.empty());
+        }
+      }
+    }
+  }
+}
+
 TEST(DecodeSelect, many_queries_go_to_the_forward_kernels) {
   for (const Device& gpu : gpus()) {
     AttentionProblem p = decode_problem(2, 8192, 128);

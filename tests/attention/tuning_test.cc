@@ -54,9 +54,11 @@ TEST(TuningClass, is_shared_by_problems_of_about_the_same_size) {
 TEST(TuningKey, changes_with_the_kernels_that_compete) {
   const engine::TuningKey forward = engine::tuning_key<AttentionFamily>(problem(), 132);
   EXPECT_EQ(forward.family, "attention");
-  EXPECT_EQ(forward.source, engine::source_hash({"attention/cache_append.cuh", "attention/forward.cuh",
-                                                 "attention/value_transpose_sm90.cuh", "attention/forward_fp8_sm90.cuh",
-                                                 "attention/cache_append.cuh", "attention/forward_sm90.cuh"}));
+  EXPECT_EQ(forward.source,
+            engine::source_hash({"attention/cache_append.cuh", "attention/forward.cuh", "attention/forward_fp8.cuh",
+                                 "attention/quantize_fp8.cuh", "attention/value_transpose_sm90.cuh",
+                                 "attention/quantize_fp8.cuh", "attention/forward_fp8_sm90.cuh",
+                                 "attention/cache_append.cuh", "attention/forward_sm90.cuh"}));
   AttentionProblem backward = problem();
   backward.op = AttentionOp::kBackward;
   EXPECT_NE(engine::tuning_key<AttentionFamily>(backward, 132).source, forward.source);

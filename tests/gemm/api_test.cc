@@ -31,7 +31,7 @@ TEST(Api, runs_in_one_call_and_by_a_plan) {
   gemm_dense(s.args());
   EXPECT_EQ(s.out, kExpected);
   s.out.assign(6, -1);
-  const GemmPlan plan(s.args());
+  const GemmPlan plan(TESSERA_GEMM_DENSE, s.args());
   std::vector<std::byte> workspace(plan.workspace());
   plan.run(s.args(), workspace.data(), workspace.size());
   EXPECT_EQ(s.out, kExpected);
@@ -53,7 +53,7 @@ TEST(Api, workspace_says_what_a_plan_needs) {
   Gemm args = s.args();
   const detail::LoweredGemm held(args);
   ASSERT_EQ(tessera_gemm_workspace(TESSERA_GEMM_DENSE, held.get(), &bytes), TESSERA_OK) << tessera_last_error();
-  EXPECT_EQ(bytes, GemmPlan(args).workspace());
+  EXPECT_EQ(bytes, GemmPlan(TESSERA_GEMM_DENSE, args).workspace());
 }
 
 TEST(Api, a_plan_of_another_family_is_refused) {
@@ -176,7 +176,7 @@ TEST(Api, groups_of_rows_and_rows_of_no_group) {
   gemm_grouped(s.args());
   EXPECT_EQ(s.out, (std::vector<float>{1, 2, 3, 4, 11, -1, -1, -1}));
   s.out.assign(8, -1);
-  const GemmPlan plan(s.args(), TESSERA_GEMM_GROUPED);
+  const GemmPlan plan(TESSERA_GEMM_GROUPED, s.args());
   std::vector<std::byte> workspace(plan.workspace());
   plan.run(s.args(), workspace.data(), workspace.size());
   EXPECT_EQ(s.out, (std::vector<float>{1, 2, 3, 4, 11, -1, -1, -1}));

@@ -44,10 +44,10 @@ TEST(Choice, explain_says_how_unaligned_rows_are_loaded) {
   p.a_aligned = p.b_aligned = false;
   const auto down = explain(p, gpu("sm_90a")).options.front();
   EXPECT_EQ(down.kernel, "gemm_dense_sm90");
-  EXPECT_NE(down.why.find("shifted after they are loaded"), std::string::npos) << down.why;
-  EXPECT_NE(down.why.find("b is copied"), std::string::npos) << down.why;
-  // The terms of a weight's gradient may be in any order, so nothing is copied.
-  p = product_of(1365, 512, 36096);
+  EXPECT_NE(down.why.find("a and b are copied"), std::string::npos) << down.why;
+  // A copy moves all of a twice, which few columns do not pay for. The terms of a weight's gradient may be in any order, so
+  // nothing is copied.
+  p = product_of(1365, 128, 36096);
   p.a_transposed = p.b_transposed = true;
   p.a_aligned = false;
   const auto gradient = explain(p, gpu("sm_90a")).options.front();
@@ -162,7 +162,7 @@ TEST(Gate, compiles_few_instances_of_this_family) {
   for (const char* arch : {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"}) {
     all += engine::gate_instances<GemmFamily>(gpu(arch)).size();
   }
-  EXPECT_LE(all, 75U);
+  EXPECT_LE(all, 77U);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ TEST(Api, runs_in_one_call_and_by_a_plan) {
   EXPECT_FLOAT_EQ(s.out[0], 1 + kHalfLog2Pi);
   EXPECT_EQ(s.dparams, (std::vector<float>{0, -2, -3, 0, 0, 1}));
   Small again;
-  const LossPlan plan(again.args());
+  const LossPlan plan(TESSERA_LOSS_GMM_NLL, again.args());
   std::vector<std::byte> workspace(plan.workspace());
   plan.run(again.args(), workspace.data(), workspace.size());
   EXPECT_FLOAT_EQ(again.out[0], 1 + kHalfLog2Pi);

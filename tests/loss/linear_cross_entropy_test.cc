@@ -125,7 +125,7 @@ TEST(Api, runs_in_one_call_and_by_a_plan) {
   EXPECT_NEAR(s.dweight[0], softmax, 1e-6);
   EXPECT_NEAR(s.dweight[1], -softmax, 1e-6);
   Small again;
-  const LossPlan plan(again.args(), TESSERA_LOSS_LINEAR_CROSS_ENTROPY);
+  const LossPlan plan(TESSERA_LOSS_LINEAR_CROSS_ENTROPY, again.args());
   std::vector<std::byte> workspace(plan.workspace());
   plan.run(again.args(), workspace.data(), workspace.size());
   EXPECT_EQ(again.out[0], s.out[0]);

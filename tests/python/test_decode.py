@@ -160,8 +160,8 @@ def test_matches_the_definition(device, dtype, mask, page, new):
 def test_rotary_embedding(device, dtype, interleaved, rotary, mask, elsewhere):
     check(
         Case(
-            [15, 0, 40], device, dtype, new=2, rotary=rotary, interleaved=interleaved, page=16 if elsewhere else 0,
-            rotary_lengths=[3, 50, 0] if elsewhere else None, **MASKS[mask],
+            [15, 0, 40] * 4, device, dtype, new=2, rotary=rotary, interleaved=interleaved, page=16 if elsewhere else 0,
+            rotary_lengths=[3, 50, 0] * 4 if elsewhere else None, **MASKS[mask],
         )
     )  # fmt: skip
 
@@ -344,7 +344,7 @@ def test_explain_says_what_is_appended():
 def arguments(case):
     options = case.options()
     tensors = (case.q, case.k, case.v, case.slopes, options["cache_seqlens"], case.table)
-    return tensors + (options["cache_batch_idx"], options["leftpad_k"], None)
+    return tensors + (options["cache_batch_idx"], options["leftpad_k"], None, None, None)
 
 
 PLAIN = (0.0, 0.0, 1, 2, -1, -1, 0, 0, 0)
@@ -432,3 +432,94 @@ def test_a_graph_captured_at_length_1_replays_with_appends(page):
     exact, _ = reference(q.double(), k.double(), v.double(), causal=True)
     plain, _ = reference(q, k, v, causal=True)
     assert_accurate(torch.cat(results, 1), exact, plain, "out")
+
+
+def e4m3_cache(device, dtype, batch=3, capacity=40, heads=2, dim=64, page=0):
+    """Values of a cache, the cache of float8_e4m3fn that holds them, and its scales, float32 [1, heads]."""
+    caches, scales = [], []
+    for _ in range(2):
+        x = torch.randn(batch, capacity, heads, dim, device=device)
+        scale = x.abs().amax((0, 1, 3)) / torch.linspace(300, 440, heads, device=device)
+        caches.append((x / scale[:, None]).to(torch.float8_e4m3fn))
+        scales.append(scale[None])
+    values = [c.float() * s[0, :, None] for c, s in zip(caches, scales)]
+    if page:
+        caches = [c.reshape(-1, page, heads, dim) for c in caches]
+    return values, caches, scales
+
+
+@pytest.mark.parametrize("page", [0, 8])
+def test_a_cache_of_e4m3_gives_the_attention_of_its_values(device, page):
+    torch.manual_seed(3)
+    dtype = torch.bfloat16
+    (k, v), caches, (k_scale, v_scale) = e4m3_cache(device, dtype, page=page)
+    q = torch.randn(3, 2, 4, 64, device=device, dtype=dtype)
+    lengths = [40, 1, 17]
+    table = int32(range(15), device).view(3, 5) if page else None
+    out = tessera.decode(
+        q, *caches, cache_seqlens=int32(lengths, device), page_table=table, k_scale=k_scale, v_scale=v_scale
+    )
+    for b, length in enumerate(lengths):
+        expected = tessera.attention(
+            q[b : b + 1].float().cpu(), k[b : b + 1, :length].cpu(), v[b : b + 1, :length].cpu(), causal="bottom_right"
+        )
+        torch.testing.assert_close(out[b : b + 1].float().cpu(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_keys_are_rounded_as_they_are_appended_to_a_cache_of_e4m3(device):
+    torch.manual_seed(4)
+    dtype = torch.bfloat16
+    _, caches, scales = e4m3_cache(device, dtype)
+    before = [c.clone() for c in caches]
+    q, *new = (torch.randn(3, 1, heads, 64, device=device, dtype=dtype) for heads in (4, 2, 2))
+    lengths = int32([39, 0, 17], device)
+    given = dict(k_scale=scales[0], v_scale=scales[1])
+    out, lse = tessera.decode(
+        q, *caches, cache_seqlens=lengths, k_new=new[0], v_new=new[1], return_lse=True, **given
+    )
+    for cache, old, x, scale in zip(caches, before, new, scales):
+        rounded = (x.float() / scale[..., None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        for b, length in enumerate(lengths.tolist()):
+            old[b, length] = rounded[b, 0]
+        assert torch.equal(cache.view(torch.uint8), old.view(torch.uint8))
+    again, lse_again = tessera.decode(q, *caches, cache_seqlens=lengths + 1, return_lse=True, **given)
+    torch.testing.assert_close(again, out, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse_again, lse, atol=1e-3, rtol=1e-3)
+
+
+def test_a_cache_of_e4m3_needs_its_scales_and_its_type(device):
+    _, caches, scales = e4m3_cache(device, torch.bfloat16)
+    q = torch.randn(3, 1, 4, 64, device=device, dtype=torch.bfloat16)
+    with pytest.raises(tessera.Error, match="k_scale is null; e4m3 needs it"):
+        tessera.decode(q, *caches)
+    with pytest.raises(tessera.Error, match="k_cache is uint8; float8_e4m3fn is accepted"):
+        tessera.decode(q, *(c.view(torch.uint8) for c in caches), k_scale=scales[0], v_scale=scales[1])
+    with pytest.raises(tessera.Error, match="k_scale has heads = 3; 1 or 2 is accepted"):
+        tessera.decode(q, *caches, k_scale=torch.ones(1, 3, device=device), v_scale=scales[1])
+    with pytest.raises(tessera.Error, match="k_scale is given, but k is bf16"):
+        tessera.decode(q, *(c.to(q.dtype) for c in caches), k_scale=scales[0], v_scale=scales[1])
+
+
+def test_decode_of_an_e4m3_cache_compiles(device):
+    _, caches, scales = e4m3_cache(device, torch.bfloat16)
+    q, k_new, v_new = (torch.randn(3, 1, heads, 64, device=device, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    compiled = torch.compile(tessera.decode, fullgraph=True, backend="aot_eager")
+    given = dict(cache_seqlens=int32([5, 0, 17], device), k_new=k_new, v_new=v_new, k_scale=scales[0], v_scale=scales[1])
+    expected = tessera.decode(q, *(c.clone() for c in caches), **given)
+    assert torch.equal(compiled(q, *caches, **given), expected)
+
+
+def test_flash_attn_interface_reads_a_cache_of_e4m3(device):
+    from tessera.flash_attn_interface import flash_attn_with_kvcache
+
+    _, caches, scales = e4m3_cache(device, torch.bfloat16)
+    q = torch.randn(3, 1, 4, 64, device=device, dtype=torch.bfloat16)
+    lengths = int32([40, 1, 17], device)
+    out = flash_attn_with_kvcache(
+        q, *caches, cache_seqlens=lengths, k_descale=scales[0].expand(3, 2), v_descale=scales[1].expand(3, 2)
+    )
+    expected = tessera.decode(q, *caches, cache_seqlens=lengths, causal=False, k_scale=scales[0], v_scale=scales[1])
+    assert torch.equal(out, expected)
+    plain = flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, causal=True)
+    ones = torch.ones(1, 1, device=device)
+    assert torch.equal(plain, tessera.decode(q, *caches, cache_seqlens=lengths, k_scale=ones, v_scale=ones))

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import pathlib
 import subprocess
 import sys
@@ -63,8 +64,41 @@ def test_finetune_phi_resumes_offloads_and_reads_sharded_weights(finetune, capsy
     model = finetune.make_model(options, torch.device("cpu"), torch.float32)
     model.save_pretrained(tmp_path / "model", max_shard_size="500KB")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
-    code, said = finetune.run(capsys, "--model", tmp_path / "model", "--steps", 2, "--dtype", "float16")
+    code, said = finetune.run(capsys, "--model", tmp_path / "model", "--steps", 2, "--dtype", "float16", "--json",
+                              tmp_path / "run.json")
     assert code == 0 and "torch.float16 weights" in said, said
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["seq"] == 64 and len(record["losses"]) == len(record["gradient_norms"]) == len(record["seconds"]) == 2
+
+
+def test_finetune_phi_reads_text_with_the_models_tokenizer(finetune, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    assert len(finetune.text(1000, tmp_path)) > 1000  # bytes: the folder has no tokenizer
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"import": 1, "?": 2}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers = pytest.importorskip("transformers")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    tokens = finetune.text(1000, tmp_path)
+    assert set(tokens.tolist()) == {1, 2}
+
+
+def test_finetune_records_become_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("finetune_results", ROOT / "scripts" / "finetune_results.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    runs = tmp_path / "runs"
+    for folder in (runs, tmp_path / "docs", tmp_path / "results" / "h200"):
+        folder.mkdir(parents=True)
+    record = dict(attention="tessera", layers=4, dtype="bfloat16", four_bit=False, batch=1, seq=4096, checkpointing=True,
+                  offload=False, tokens_per_s=1234.5, peak_GiB=3.0, seconds=[1.0, 1.0], losses=[9.0, 8.0], gradient_norms=[1, 1])
+    for name, of in (("memory_1", {}), ("memory_2", dict(seq=8192, peak_GiB=5.0)), ("curve_t", {}), ("curve_s", dict(attention="sdpa"))):
+        (runs / f"{name}.json").write_text(json.dumps(record | of))
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["finetune_results.py", str(runs)])
+    script.main()
+    assert capsys.readouterr().out.count("| 4 |") == 4
+    assert (tmp_path / "docs" / "finetune_phi.svg").read_text().count("<polyline") == 3
+    assert set(json.loads((tmp_path / "results" / "h200" / "finetune.json").read_text())) == {"memory_1", "memory_2", "curve_t", "curve_s"}
 
 
 def test_generate_compares_tokens():

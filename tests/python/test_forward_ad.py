@@ -15,7 +15,7 @@ FORWARD_MODE_CALLS = {
     "sdpa": tessera.sdpa,
     "decode": tessera.decode,
     "operator": lambda q, k, v: torch.ops.tessera.attention(q, k, v, None, None, None, *PLAIN_OPTIONS)[0],
-    "decode operator": lambda q, k, v: torch.ops.tessera.decode(q, k, v, *(None,) * 6, *PLAIN_OPTIONS)[0],
+    "decode operator": lambda q, k, v: torch.ops.tessera.decode(q, k, v, *(None,) * 8, *PLAIN_OPTIONS)[0],
     "flash_attn": lambda q, k, v: flash_attn.flash_attn_func(q, k, v),
 }
 

@@ -1,10 +1,13 @@
 """precision="fp8" and quantize_fp8."""
 
+import warnings
+
 import pytest
 import torch
 
 import tessera
 from tessera import _fp8, _ops
+from tessera._attention import _PRECISIONS
 
 
 def tensors(*shapes, dtype=torch.bfloat16):
@@ -28,7 +31,7 @@ def test_fp8_matches_attention_of_the_rounded_values_and_so_do_its_gradients():
     q, k, v = (t.requires_grad_() for t in tensors((2, 150, 4, 32), (2, 200, 2, 32), (2, 200, 2, 16)))
     options = dict(causal="bottom_right", return_lse=True)
     out, lse = tessera.attention(q, k, v, precision="fp8", **options)
-    rounded = [_fp8.dequantize_fp8(*tessera.quantize_fp8(t), t.dtype).requires_grad_() for t in (q, k, v)]
+    rounded = [_fp8.dequantize_fp8(*tessera.quantize_fp8(t, block="head"), t.dtype).requires_grad_() for t in (q, k, v)]
     want, want_lse = tessera.attention(*rounded, **options)
     torch.testing.assert_close(out, want, atol=0.02, rtol=0.02)
     torch.testing.assert_close(lse, want_lse, atol=1e-2, rtol=1e-3)
@@ -56,6 +59,9 @@ def test_refusals_name_the_argument():
     q, k, v = tensors((1, 8, 1, 16), (1, 8, 1, 16), (1, 8, 1, 16))
     with pytest.raises(tessera.Error, match="precision is 'fp4'"):
         tessera.attention(q, k, v, precision="fp4")
+    with pytest.raises(tessera.Error, match="fp8_residual has no gradient"):
+        tessera.attention(q.requires_grad_(), k, v, precision="fp8_residual")
+    q = q.detach()
     with pytest.raises(tessera.Error, match="block is 32"):
         tessera.quantize_fp8(q, block=32)
     with pytest.raises(tessera.Error, match="max_seqlen is None"):
@@ -100,8 +106,8 @@ def test_fp8_follows_autocast_and_deterministic_algorithms(monkeypatch):
     assert out.dtype == torch.bfloat16
     assert torch.autograd.grad(out.sum(), q)[0].dtype == torch.float32
     flags = []
-    right = _fp8.attention_fp8
-    monkeypatch.setattr(_fp8, "attention_fp8", lambda *args: flags.append(args[-1][2]) or right(*args))
+    right = _ops.backward
+    monkeypatch.setattr(_ops, "backward", lambda *args: flags.append(args[6][2]) or right(*args))
     for on in (False, True):
         torch.use_deterministic_algorithms(on)
         try:
@@ -118,3 +124,56 @@ def test_fp8_takes_lengths_that_are_tensors():
         q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=n, max_seqlen_k=n, precision="fp8"
     )
     assert torch.equal(run(5), run(torch.tensor(5)))
+    q.requires_grad_()
+    run(2048).sum().backward()  # a bound above the number of rows, as the 16-bit forward takes it
+    assert q.grad.isfinite().all()
+
+
+def relative_error(got, want):
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def test_precisions_keep_what_they_promise_of_an_outlier_channel():
+    q, k, v = tensors((1, 300, 4, 64), (1, 400, 2, 64), (1, 400, 2, 64))
+    k[..., 5] *= 30
+    want = tessera.attention(q.double().float(), k.float(), v.float()).double()
+    errors = {p: relative_error(tessera.attention(q, k, v, precision=p), want) for p in _PRECISIONS}
+    assert errors["fp8_residual"] < errors["fp8"] / 2 and errors["fp8_residual"] < 0.07
+    q[..., 5] *= 10  # the same channel of q: a rotation spreads both
+    want = tessera.attention(q.float(), k.float(), v.float()).double()
+    errors = {p: relative_error(tessera.attention(q, k, v, precision=p), want) for p in _PRECISIONS}
+    assert errors["fp8_rotated"] < errors["fp8"] and errors["fp8_residual"] < errors["fp8"] / 2
+
+
+def test_rotated_gradients_are_those_of_the_rounded_values():
+    q, k, v = (t.requires_grad_() for t in tensors((2, 50, 4, 48), (2, 60, 2, 48), (2, 60, 2, 16)))
+    out = tessera.attention(q, k, v, precision="fp8_rotated")
+    values = [_fp8._rounded(t.detach(), None, 0, f).requires_grad_() for t, f in zip((q, k, v), (32, 32, 0))]
+    want = tessera.attention(*values)
+    torch.testing.assert_close(out, want, atol=0.03, rtol=0.03)
+    dout = torch.randn_like(out)
+    out.backward(dout)
+    want.backward(dout)
+    for t, r in zip((q, k, v), values):
+        torch.testing.assert_close(t.grad, r.grad, atol=0.05, rtol=0.05)
+
+
+def test_a_tuple_of_precisions_says_if_the_first_is_not_served(monkeypatch):
+    q, k, v = tensors(*((1, 8, 1, 16),) * 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = tessera.attention(q, k, v, precision=("fp8", None))
+    assert torch.equal(first, tessera.attention(q, k, v, precision="fp8"))
+    right = tessera._native.forward
+
+    def refuses_fp8(*args):
+        if args[6][2] & _ops.FP8:
+            raise tessera.Error("no kernel", "unsupported")
+        return right(*args)
+
+    monkeypatch.setattr(tessera._native, "forward", refuses_fp8)
+    with pytest.warns(RuntimeWarning, match="precision='fp8' is not served, None is used: no kernel"):
+        out = tessera.attention(q, k, v, precision=("fp8", None))
+    assert torch.equal(out, tessera.attention(q, k, v))
+    with pytest.raises(tessera.Error, match="no kernel"):
+        tessera.attention(q, k, v, precision=("fp8",))

@@ -280,6 +280,9 @@ def test_groups_with_one_input_are_one_mlp(biased):
     out = tessera._mlp.mlp_of_groups(x, up, down, "silu", up_bias, down_bias)
     want = tessera.grouped_mlp(x[:, :, None], up, down, up_bias=up_bias, down_bias=down_bias)
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():  # nothing is saved
+        plain = tessera._mlp.mlp_of_groups(x, up, down, "silu", up_bias, down_bias)
+    torch.testing.assert_close(plain, want, rtol=1e-4, atol=1e-5)
     dout = torch.randn(want.shape)
     for mine, theirs in zip(torch.autograd.grad(out, given, dout), torch.autograd.grad(want, given, dout)):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)

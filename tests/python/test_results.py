@@ -48,6 +48,22 @@ def test_a_run_for_several_architectures_is_a_suite_for_each(tmp_path):
     assert kept["full_sm_75"]["cases"] == {"a": 0.5}
 
 
+def test_random_problems_that_were_drawn_side_by_side_are_added_up(tmp_path):
+    out, results = tmp_path / "out", tmp_path / "results"
+    out.mkdir()
+    for n in (1, 2):
+        run = dict.fromkeys(("date", "version", "device", "arch_code"), "x")
+        run |= {"problems": 10 * n, "failed": n - 1, "refused": 1, "passed_over": 2, "instances": 3, "first_seed": n,
+                "last_seed": n + 5, "seconds": n, "failures": ["a"] * (n - 1),
+                "kernels": {"k": {"problems": 10 * n, "worst_ratio": 0.1 * n}}}
+        (out / f"fuzz_{n}.json").write_text(json.dumps(run))
+    collect_results.collect(out, results)
+    kept = json.loads((results / "fuzz.json").read_text())
+    assert (kept["problems"], kept["failed"], kept["failures"]) == (30, 1, ["a"])
+    assert kept["seeds"] == [[1, 6], [2, 7]]
+    assert kept["kernels"] == {"k": {"problems": 30, "worst_ratio": 0.2}}
+
+
 def test_what_was_not_measured_again_stays(tmp_path):
     out, results = tmp_path / "out", tmp_path / "results"
     out.mkdir()
@@ -70,10 +86,11 @@ def test_rows_keep_their_family_fields_and_tags(tmp_path):
     (out / "peers.json").write_text(json.dumps({"environment": {"library": "/home/x"}, "rows": [row]}))
     (out / "bench.json").write_text(json.dumps({"date": "2026-01-02", "cases": [case]}))
     (out / "evidence.json").write_text(json.dumps({"date": "2026-01-02", "cases": [case]}))
-    (out / "training.json").write_text(json.dumps({"suite": "np", "cases": [case]}))
+    for name in ("training", "products"):
+        (out / f"{name}.json").write_text(json.dumps({"suite": "np", "cases": [case]}))
     collect_results.collect(out, results)
     assert json.loads((results / "peers.json").read_text()) == {"environment": {}, "rows": [row]}
-    for name in ("bench", "evidence", "training"):
+    for name in ("bench", "evidence", "training", "products"):
         assert json.loads((results / f"{name}.json").read_text())["cases"] == [case]
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import unittest
@@ -97,6 +98,20 @@ class BreakKernels(unittest.TestCase):
         self.assertRegex(said, r"ok +harmless")
         self.assertRegex(said, r"FAILED +broken: 0 compiled; does not compile")
 
+    def test_what_was_caught_is_not_run_again_until_its_kernel_changes(self):
+        self.assertEqual(self.judged_by("sees")[0], 0)
+        self.assertEqual(self.judged_by("blind")[0], 0)
+        copy = self.folder / "kernels"
+        shutil.copytree(ROOT / "kernels", copy)
+        for changed, code in ((copy / "norm/row.cuh", 0), (copy / "tile/mask.h", 1)):
+            changed.write_text(changed.read_text() + "\n")
+            self.assertEqual(self.all_judged_by("blind", "--only", "forward_skips_a_key_tile", "--kernels", copy)[0], code)
+
+    def test_what_the_time_did_not_suffice_for_is_left_and_said_so(self):
+        code, rows, said = self.all_judged_by("sees", "--only", "forward_skips_a_key_tile", "--seconds", "1e-9")
+        self.assertEqual((code, rows[0]["left"]), (1, "not run"))
+        self.assertIn("1 not run", said)
+
     def test_a_mutation_that_does_not_match_its_source_is_an_error(self):
         for old in ("no such text", "__syncthreads();"):  # missing, and more than once
             class Options:
@@ -181,6 +196,7 @@ class BreakKernels(unittest.TestCase):
         self.assertEqual(len(list((self.folder / "out").glob("control_*_verify.json"))), 1)
         for file in (self.folder / "out").glob("*.here"):
             file.unlink()
+        (self.folder / "out/break_kernels.json").unlink()  # what was caught would be kept
         code, rows, said = self.all_judged_by("together", *arguments, 1)
         self.assertEqual((code, rows[0]["caught"]), (1, False), said)
 

@@ -10,6 +10,7 @@
 #include "program/ceiling.h"
 #include "program/commands.h"
 #include "program/console.h"
+#include "program/evidence.h"
 #include "program/gpu_kernels.h"
 #include "program/gpu_state.h"
 #include "program/sources.h"
@@ -45,38 +46,40 @@ struct Row {
   double read_bandwidth = 0;  // memory-bound on the CPU: the ceiling, measured right after
   double part = 0;            // of the ceiling
   std::string ceiling;
-  bool uses_wgmma = false;  // a kernel of Hopper's own serves it
-  std::string refused;      // why it was not run
-  std::string wrong;        // why its result is wrong; then it is not timed
-  double error = 0;         // divided by what is allowed, if it was checked
+  bool uses_wgmma = false;        // a kernel of Hopper's own serves it
+  std::string refused;            // why it was not run
+  std::string wrong;              // why its result is wrong; then it is not timed
+  double error = 0;               // divided by what is allowed, if it was checked
+  int equal_runs = 0;             // evidence: calls that gave the bits that were judged
+  double largest_difference = 0;  // of the other calls' results, divided by what it may be
   verify::Device::Overheads overheads;
 };
 
-constexpr int kEvidenceRuns = 100;
+constexpr int kEvidenceRuns = 300;
 
 using Plan = std::unique_ptr<tessera_plan, decltype(&tessera_plan_destroy)>;
 
-Status time_case(Row& row, verify::Device& device, const Options& o) {
+// samples(call): seconds of single calls.
+template <class F>
+Status time_call(Row& row, verify::Device& device, verify::Call& tensors, F&& samples_of) {
   const auto failure = [&](tessera_status code) {
     return Status(code, fmt::format("{}: {}", row.c->name, tessera_last_error()));
   };
-  const auto tensors = row.c->timed_call(device);
-  if (!tensors.ok()) return tensors.status();
-  if (Status s = device.upload(**tensors); !s.ok()) return s;
+  if (Status s = device.upload(tensors); !s.ok()) return s;
   tessera_plan* made = nullptr;
-  if (const tessera_status s = (*tensors)->plan(&made); s != TESSERA_OK) return failure(s);
+  if (const tessera_status s = tensors.plan(&made); s != TESSERA_OK) return failure(s);
   const Plan plan(made, &tessera_plan_destroy);
   const std::size_t scratch = tessera_plan_workspace(plan.get());
   const Result<void*> workspace = device.workspace(scratch);
   if (!workspace.ok()) return workspace.status();
 
   const auto call = [&](void* stream) -> Status {
-    const tessera_status s = (*tensors)->run(plan.get(), *workspace, scratch, stream);
+    const tessera_status s = tensors.run(plan.get(), *workspace, scratch, stream);
     return s == TESSERA_OK ? Status() : failure(s);
   };
-  Result<std::vector<double>> samples =
-      o.evidence ? device.time_single(kEvidenceRuns, call) : device.time(o.min_time, call);
+  Result<std::vector<double>> samples = samples_of(call);
   if (!samples.ok()) return samples.status();
+  if (!row.wrong.empty()) return {};
   row.timing = summarise(std::move(*samples));
   const Result<verify::Device::Overheads> overheads = device.overheads(row.timing.median, call);
   if (!overheads.ok()) return overheads.status();
@@ -84,6 +87,38 @@ Status time_case(Row& row, verify::Device& device, const Options& o) {
   row.flops = row.c->flops() / row.timing.median;
   row.bytes = row.c->bytes() / row.timing.median;
   return {};
+}
+
+Status time_case(Row& row, verify::Device& device, double min_time) {
+  const auto tensors = row.c->timed_call(device);
+  if (!tensors.ok()) return tensors.status();
+  return time_call(row, device, **tensors, [&](const auto& call) { return device.time(min_time, call); });
+}
+
+// The first result is judged by the oracle, and every timed one is compared with it.
+Status time_evidence(Row& row, verify::Device& device) {
+  const std::unique_ptr<verify::Trial> trial = row.c->trial();
+  const auto tensors = trial->call(device, 0);
+  if (!tensors.ok()) return tensors.status();
+  return time_call(row, device, **tensors, [&](const auto& call) -> Result<std::vector<double>> {
+    if (Status s = call(device.stream()); !s.ok()) return s;
+    if (Status s = device.fetch(**tensors); !s.ok()) return s;
+    verify::Judgement judgement;
+    trial->judge(**tensors, 0, judgement);
+    row.error = judgement.worst_ratio;
+    row.wrong = judgement.failure;
+    if (!row.wrong.empty()) return std::vector<double>();
+    Result<Evidence> evidence =
+        Evidence::begin(**tensors, device, judgement.spare, row.c->equal_runs_promised(device), kEvidenceRuns);
+    if (!evidence.ok()) return evidence.status();
+    Result<std::vector<double>> samples =
+        device.time_single(kEvidenceRuns, call, [&](int n) { return evidence->compare(n); });
+    if (Status s = evidence->finish(); !s.ok()) return s;
+    row.equal_runs = evidence->equal();
+    row.largest_difference = evidence->largest();
+    row.wrong = evidence->wrong();
+    return samples;
+  });
 }
 
 Status measure(Row& row, verify::Device& device, const Options& o) {
@@ -95,13 +130,14 @@ Status measure(Row& row, verify::Device& device, const Options& o) {
     return {};
   }
   row.uses_wgmma = explanation.options.front().kernel.ends_with("_sm90");
-  if (o.check || o.evidence) {
+  if (o.evidence) return time_evidence(row, device);
+  if (o.check) {
     const verify::Report report = verify::check(*row.c->quick_check(), device, 1, 0);
     row.error = report.worst_ratio;
     if (report.outcome == verify::Outcome::kFailed) row.wrong = report.detail;
     if (!row.wrong.empty()) return {};
   }
-  return time_case(row, device, o);
+  return time_case(row, device, o.min_time);
 }
 
 void hold_against(Row& row, const verify::Device& device, const Ceilings& ceilings) {
@@ -221,6 +257,24 @@ void print_rows(const std::vector<Row>& rows) {
   }
 }
 
+void print_evidence(const std::vector<Row>& rows, Json& json) {
+  int calls = 0, equal = 0;
+  double largest = 0;
+  for (const Row& row : rows) {
+    calls += row.timing.runs;
+    equal += row.timing.runs > 0 ? row.equal_runs : 0;
+    largest = std::max(largest, row.largest_difference);
+  }
+  fmt::print("{} calls: {} gave the bits of a result that the oracle judged", calls, equal);
+  if (equal < calls) {
+    fmt::print(", {} differ from one by at most {:.2f} of what the oracle leaves", calls - equal, largest);
+  }
+  fmt::print("\n");
+  json["calls"] = calls;
+  json["equal_calls"] = equal;
+  json["largest_difference"] = largest;
+}
+
 Json json_of(const Row& row) {
   Json json{{"name", row.c->name},
             {"family", row.c->family()},
@@ -247,6 +301,10 @@ Json json_of(const Row& row) {
   json["p95_s"] = row.timing.p95;
   json["spread"] = row.timing.spread;
   json["runs"] = row.timing.runs;
+  if (row.equal_runs > 0 || row.largest_difference > 0) {
+    json["equal_runs"] = row.equal_runs;
+    json["largest_difference"] = row.largest_difference;
+  }
   json["flops_per_s"] = row.flops;
   json["bytes_per_s"] = row.bytes;
   if (row.ceiling.empty()) return json;
@@ -348,6 +406,7 @@ int run(const Options& o) {
   fmt::print("\nspread: (95th - 5th percentile) / median. {}{} cases in {}\n",
              !o.evidence && device.flush_bytes() > 0 ? "L2 is flushed before each call, but not in a graph. " : "",
              rows.size() + kernels.rows.size(), seconds_text(seconds));
+  if (o.evidence) print_evidence(rows, json);
   json["seconds"] = seconds;
   json["cases"] = Json::array();
   for (const Row& row : rows) json["cases"].push_back(json_of(row));
@@ -372,8 +431,10 @@ Command add_bench(CLI::App& parent) {
       ->type_name("ARCH")
       ->capture_default_str();
   app->add_flag("--check", o->check, "Check each case against the oracle before it is timed; a wrong one is not");
-  app->add_flag("--evidence", o->evidence,
-                "Suite evidence: each case checked, then 100 single calls, launch included, with p50, p95 and p99");
+  app->add_flag(
+      "--evidence", o->evidence,
+      "Suite evidence: each case checked, then 300 single calls, launch included, with p50, p95 and p99; each "
+      "result must have the bits of the checked one or be as right");
   app->add_flag("--first-use", o->first_use, "GPU: also how long each kernel's first use takes; compiles them all");
   app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
   app->add_option("--min-time", o->min_time, "Seconds to spend on a case, at the least")

@@ -24,6 +24,7 @@ struct Options {
   bool progress = false;
   bool stop = false;
   bool brief = false;
+  bool ptx = false;
 };
 
 Json json_of(const jit::GateRow& row) {
@@ -54,7 +55,7 @@ int run(const Options& o) {
     for (const jit::KernelInstance& instance : verify::gate_instances(arch)) {
       if (instance.name.find(o.kernel) == std::string::npos) continue;
       if (!seen.insert(instance.header).second && o.brief) continue;
-      requests.push_back({instance, {arch, false}, {}, {}});
+      requests.push_back({instance, {arch, o.ptx}, {}, {}});
     }
   }
   if (requests.empty()) {
@@ -132,6 +133,7 @@ Command add_compile(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--kernel", o->kernel, "Only kernels with this in their name")->type_name("TEXT");
   app->add_flag("--brief", o->brief, "One instance of each kernel");
+  app->add_flag("--ptx", o->ptx, "To PTX alone, without ptxas and its report: whether a kernel compiles");
   app->add_option("--jobs", o->jobs, "Compilations at once; 0: one per core")
       ->type_name("N")
       ->check(quiet(CLI::NonNegativeNumber))

@@ -160,7 +160,7 @@ Result<int> History::add_verdicts(const std::string& gpu, const Json& suites) {
   return added;
 }
 
-// peers.json has "rows"; bench.json, training.json and evidence.json have "cases".
+// peers.json has "rows"; bench.json, training.json and evidence.json have "cases"; the others are facts alone.
 Result<int> History::add_timings(const std::string& kind, const std::string& gpu, const Json& content) {
   const Result<std::int64_t> run = add_run(kind, gpu, "", content);
   if (!run.ok()) return run.status();
@@ -202,7 +202,8 @@ Result<int> History::import_results(const std::string& results) {
   std::sort(folders.begin(), folders.end());
   int added = 0;
   for (const fs::path& folder : folders) {
-    for (const char* name : {"peers.json", "bench.json", "training.json", "evidence.json", "verify.json"}) {
+    for (const char* name : {"peers.json", "bench.json", "training.json", "evidence.json", "fuzz.json",
+                             "dram_bytes.json", "verify.json"}) {
       if (!fs::exists(folder / name)) continue;
       const Result<int> one = import_file((folder / name).string(), folder.filename().string());
       if (!one.ok()) return one.status();

@@ -45,7 +45,8 @@ std::string gpu_sections(const History& history, const std::string& gpu) {
   }
   const Comparison* compared = c ? &*c : nullptr;
   out += bandwidth_sections(compared, bench) + plain_sections(compared, bench) + training_section(history, gpu);
-  out += verify_section(history, gpu) + evidence_section(history, gpu) + history_section(history, gpu);
+  out += traffic_section(history, gpu) + verify_section(history, gpu) + fuzz_section(history, gpu) +
+         evidence_section(history, gpu) + history_section(history, gpu);
   if (c) out += environment_section(c->run);
   return out;
 }

@@ -30,6 +30,8 @@ std::string training_section(const History& history, const std::string& gpu);
 // Records over time (record_sections.cc).
 std::string verify_section(const History& history, const std::string& gpu);
 std::string evidence_section(const History& history, const std::string& gpu);
+std::string fuzz_section(const History& history, const std::string& gpu);
+std::string traffic_section(const History& history, const std::string& gpu);
 std::string history_section(const History& history, const std::string& gpu);
 std::string kernel_section(const std::vector<KernelState>& kernels);
 

@@ -67,10 +67,21 @@ Buffers::Buffers(const Case& c, const oracle::Inputs& in, const oracle::Outputs*
     set(q_scale_, in.q_scale, DType::kFloat32, Layout::kCompact, 3, false);
     set(k_scale_, in.k_scale, DType::kFloat32, Layout::kCompact, 3, false);
     set(v_scale_, in.v_scale, DType::kFloat32, Layout::kCompact, 3, false);
+  } else if (p.rounds_to_fp8) {
+    set(q_, in.q_given, p.dtype, c.layout, rank, false);
+    set(k_, in.k_given, p.dtype, c.layout, rank, false);
+    set(v_, in.v_given, p.dtype, c.layout, rank, false);
   } else {
     set(q_, in.q, p.dtype, c.layout, rank, false);
-    set(k_, in.k, p.dtype, c.layout, rank_k, false);
-    set(v_, in.v, p.dtype, c.layout, rank_k, false);
+    if (p.fp8_cache) {
+      set_e4m3(k_, in.k_e4m3, c.layout, rank_k);
+      set_e4m3(v_, in.v_e4m3, c.layout, rank_k);
+      set(k_scale_, in.k_scale, DType::kFloat32, Layout::kCompact, 3, false);
+      set(v_scale_, in.v_scale, DType::kFloat32, Layout::kCompact, 3, false);
+    } else {
+      set(k_, in.k, p.dtype, c.layout, rank_k, false);
+      set(v_, in.v, p.dtype, c.layout, rank_k, false);
+    }
   }
   set(o_, o, p.dtype, c.layout, rank, !backward);
   if (backward || p.with_lse) {
@@ -159,6 +170,9 @@ void Buffers::fill_args() {
   if (p.deterministic) a.flags |= TESSERA_DETERMINISTIC;
   if (p.rotary_interleaved) a.flags |= TESSERA_ROTARY_INTERLEAVED;
   if (p.batch_invariant) a.flags |= TESSERA_BATCH_INVARIANT;
+  if (p.rounds_to_fp8) a.flags |= TESSERA_FP8;
+  if (p.rotates) a.flags |= TESSERA_FP8_ROTATE;
+  if (p.residuals) a.flags |= TESSERA_FP8_RESIDUAL;
   if (p.op != AttentionOp::kDecode) {
     a.alignment = p.alignment == Alignment::kBottomRight ? TESSERA_ALIGN_BOTTOM_RIGHT : TESSERA_ALIGN_TOP_LEFT;
   }
@@ -185,36 +199,32 @@ void Buffers::fill_args() {
 }
 
 std::vector<Buffer*> Buffers::buffers() {
-  std::vector<Buffer*> used;
-  for (Buffer* b : {&q_,
-                    &k_,
-                    &v_,
-                    &o_,
-                    &lse_,
-                    &d_o_,
-                    &d_lse_,
-                    &dq_,
-                    &dk_,
-                    &dv_,
-                    &slopes_,
-                    &cu_q_,
-                    &cu_k_,
-                    &cache_lengths_,
-                    &page_table_,
-                    &k_new_,
-                    &v_new_,
-                    &rotary_cos_,
-                    &rotary_sin_,
-                    &rotary_lengths_,
-                    &cache_batch_idx_,
-                    &leftpad_,
-                    &status_,
-                    &q_scale_,
-                    &k_scale_,
-                    &v_scale_}) {
-    if (b->used()) used.push_back(b);
-  }
-  return used;
+  return verify::used_of({&q_,
+                          &k_,
+                          &v_,
+                          &o_,
+                          &lse_,
+                          &d_o_,
+                          &d_lse_,
+                          &dq_,
+                          &dk_,
+                          &dv_,
+                          &slopes_,
+                          &cu_q_,
+                          &cu_k_,
+                          &cache_lengths_,
+                          &page_table_,
+                          &k_new_,
+                          &v_new_,
+                          &rotary_cos_,
+                          &rotary_sin_,
+                          &rotary_lengths_,
+                          &cache_batch_idx_,
+                          &leftpad_,
+                          &status_,
+                          &q_scale_,
+                          &k_scale_,
+                          &v_scale_});
 }
 
 tessera_status Buffers::plan(tessera_plan** plan) { return tessera_attention_plan_create(op(), &args_, plan); }
@@ -251,7 +261,7 @@ std::string Buffers::cache_damage(const oracle::Outputs& expected) const {
   if (p.seq_new > 0) {
     for (const auto& [got, values] : {std::pair{&k_, &expected.k}, {&v_, &expected.v}}) {
       Buffer want(got->name);
-      set(want, *values, p.dtype, case_.layout, 4, false);
+      p.fp8_cache ? set_e4m3(want, *values, case_.layout, 4) : set(want, *values, p.dtype, case_.layout, 4, false);
       if (want.storage == got->storage) continue;
       HostTensor read = *values;
       got->read(read);

@@ -52,7 +52,7 @@ void judge_outputs(const cases::Case& c, const Outputs& got, const Outputs& exac
   }
   one("out", &Outputs::o, type, c.floor);
   // Tensor cores keep 13 or 14 bits of a sum of e4m3 products and truncate, 12 fewer than fp32 has and rounds.
-  const double of_lse = c.problem.fp8 ? 4096 : 1;
+  const double of_lse = c.problem.fp8 || c.problem.rounds_to_fp8 ? 4096 : 1;
   if (c.problem.with_lse) one("lse", &Outputs::lse, DType::kFloat32, c.floor * of_lse);
 }
 
@@ -87,8 +87,13 @@ OneSequence one_sequence(const cases::Case& c, const oracle::Inputs& in, std::in
   };
   for (HostTensor* t : {&one.inputs.q, &one.inputs.k_new, &one.inputs.v_new}) row(*t);
   if (own_row) {
-    row(one.inputs.k);
-    row(one.inputs.v);
+    for (HostTensor* t : {&one.inputs.k, &one.inputs.v, &one.inputs.k_e4m3, &one.inputs.v_e4m3}) row(*t);
+  }
+  if (c.scales_per_batch) {
+    for (HostTensor* t : {&one.inputs.k_scale, &one.inputs.v_scale}) {
+      t->shape[1] = 1;
+      part(t->data, t->offset(0, 1, 0));
+    }
   }
   if (p.paged) part(one.inputs.page_table, p.max_pages_per_seq);
   if (c.slopes_per_batch) part(one.inputs.alibi_slopes, p.heads_q);
@@ -228,19 +233,10 @@ class TimedCall final : public Call {
   Buffers buffers_;
 };
 
-class AttentionCase final : public CaseOf<AttentionFamily> {
+class AttentionCase final : public CaseOf<AttentionFamily, cases::Case> {
  public:
-  explicit AttentionCase(const cases::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const AttentionProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override { return case_.flops(); }
-  double bytes() const override { return case_.bytes(); }
-  double unfused_bytes() const override { return case_.unfused_bytes(); }
   Bound bound() const override { return case_.problem.op == AttentionOp::kDecode ? Bound::kMemory : Bound::kCompute; }
   bool is_sampled() const override { return case_.sample > 0; }
 
@@ -271,19 +267,8 @@ class AttentionCase final : public CaseOf<AttentionFamily> {
   }
 
   std::vector<std::unique_ptr<Case>> tuning_checks() const override {
-    std::vector<std::unique_ptr<Case>> list;
-    for (const cases::Case& c : cases::tuning_checks(case_)) list.push_back(attention_case(c));
-    return list;
+    return as_cases(cases::tuning_checks(case_), attention_case);
   }
-
- private:
-  cases::Case seeded() const {
-    cases::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  cases::Case case_;
 };
 
 }  // namespace

@@ -50,7 +50,10 @@ struct Case {
   bool compare_alone = false;     // decode: each sequence is run alone, too, and must give the same bits
   bool slopes_per_batch = false;  // ALiBi slopes are [B, Hq] instead of [Hq]
   bool scales_per_head = true;    // fp8: else per tensor, as far as they are not per block
+  bool scales_per_batch = false;  // fp8_cache: and per sequence
+  double query_size = 1;          // q is multiplied by it
   int scale_exponent = 0;         // fp8: q's scales are multiplied by 2 to its power, and k's divided
+  bool uneven = false;            // fp8: blocks of k and of v are of different sizes, and so are their scales
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;

@@ -95,6 +95,23 @@ void add_prefill(std::vector<Case>& out, DType dtype, std::int64_t hq, std::int6
   add(71, {append(71), causal(), before, rotary(d / 2, true), paged(16)});
   add(40, {append(10), window(50, 0), before, paged(64), leftpad({0, 0, 0, 17, 57, 1, 64})});
 }
+
+// A cache of e4m3, for one sequence's rows and for packed ones, with what else its loads and stores depend on.
+void add_e4m3_cache(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv,
+                    std::int64_t d) {
+  const auto n = static_cast<std::int32_t>(capacity);
+  const auto add = [&](std::int64_t sq, std::initializer_list<Change> changes) {
+    Case c = make(kDecode, dtype, {3, sq, capacity, hq, hkv, d, d}, changes);
+    e4m3_cache()(c);
+    c.name = describe(c);
+    out.push_back(c);
+  };
+  add(1, {cache_lengths({n, 1, n / 2 + 1})});
+  add(4, {causal(), cache_lengths({n - 3, 2, 4}), layout(Layout::kPadded), scales_per_batch()});
+  add(1, {paged(16), cache_lengths({n, 0, 17})});
+  add(1, {append(1), rotary(d), cache_lengths({n - 1, 0, 63}), status()});
+  add(3, {paged(16), append(3), causal(), softcap(2), alibi(), cache_lengths({n - 3, 14, 61}), scales_per_batch()});
+}
 }  // namespace
 
 void add_quick_decode(std::vector<Case>& out, DType dtype) {
@@ -122,6 +139,10 @@ void add_quick_decode(std::vector<Case>& out, DType dtype) {
   add(many,
       {packed_queries({17, 0, 33}), leftpad({3, 0, 40}), cache_batch_idx({3, 0, 1}, 4), cache_lengths({99, 5, 70})});
   add(few, {causal(), chunk(7), cache_lengths({100, 1, 33})});
+  add_e4m3_cache(out, dtype, 100, 4, 2, 64);
+  add(one, {e4m3_cache(), one_scale(), no_lse(), window(40, 0), leftpad({3, 0, 40}), cache_lengths({99, 5, 70})});
+  add({3, 1, 100, 8, 1, 48, 80},
+      {e4m3_cache(), append(1), rotary(48, true), cache_batch_idx({3, 0, 4}, 5), cache_lengths({9, 0, 99})});
 }
 
 void add_full_decode(std::vector<Case>& out, DType dtype) {
@@ -168,6 +189,9 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   std::vector<std::int32_t> many;
   for (int i = 0; i < 33; ++i) many.push_back(i * 127 % 301);
   add({33, 1, 300, 8, 8, 16, 16}, {cache_lengths(many)});
+  // As many row blocks as a large GPU has SMs.
+  std::vector<std::int32_t> some(many.begin(), many.begin() + 16);
+  if (dtype == DType::kBFloat16) add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some)});
   // So many tiles that every stage is used often.
   if (dtype == DType::kBFloat16) add({2, 1, 33800, 8, 8, 16, 16}, {cache_lengths({33800, 30011})});
   // Rows of a group: queries times heads.
@@ -183,6 +207,20 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   add({2, 1, 100, 4, 2, 192, 128}, {append(1), rotary(64), cache_lengths({99, 15})});  // MLA's dims
   add({2, 4, 100, 4, 2, 64, 128}, {append(4), causal(), rotary(64, true), paged(8), cache_lengths({96, 15})});
   add({2, 4, 100, 4, 2, 40, 8}, {append(4), causal(), rotary(40, true), leftpad({0, 3}), cache_lengths({96, 15})});
+  if (dtype == DType::kFloat16) return add_e4m3_cache(out, dtype, 300, 4, 1, 128);
+  for (const std::int64_t d : {16, 32, 80, 96, 128, 256}) add_e4m3_cache(out, dtype, 300, 4, 1, d);
+  for (const std::int64_t group : {1, 8, 16}) {
+    for (const std::int64_t sq : {1, 5, 16}) {
+      add({2, sq, 300, 2 * group, 2, 128, 128}, {e4m3_cache(), causal(), cache_lengths({300, 31})});
+    }
+  }
+  for (const std::int64_t page : {1, 8, 24, 64, 256}) {
+    add(edge, {e4m3_cache(), paged(page), cache_lengths(edges), append(1), rotary(64, true)});
+  }
+  add(split, {e4m3_cache(), cache_lengths({4095, 17}), append(1), rotary(128)});
+  add(split, {e4m3_cache(), cache_lengths({4095, 2047}), append(1), paged(16), batch_invariant()});
+  add({33, 1, 300, 8, 8, 16, 16}, {e4m3_cache(), cache_lengths(many)});
+  add({2, 70, 260, 4, 2, 64, 128}, {e4m3_cache(), append(70), causal(), rotary(64), cache_lengths({190, 31})});
 }
 
 void add_hostile_decode(std::vector<Case>& out, DType dtype) {
@@ -192,6 +230,20 @@ void add_hostile_decode(std::vector<Case>& out, DType dtype) {
     out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {values(d), cache_lengths({700, 129})}));
     out.push_back(make(kDecode, dtype, {2, 2, 256, 4, 2, 64, 64}, {values(d), paged(16), cache_lengths({256, 31})}));
   }
+  for (Distribution d :
+       {Distribution::kLogits120, Distribution::kLogits1e10, Distribution::kLogitsMinus120, Distribution::kSteps,
+        Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
+    out.push_back(
+        make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {e4m3_cache(), values(d), cache_lengths({700, 129})}));
+  }
+  // Queries far from 1, which fp16 could not hold, and some of them 0.
+  for (const double size : {1e30, 1e-30}) {
+    if (dtype == DType::kFloat16) continue;
+    out.push_back(
+        make(kDecode, dtype, {2, 2, 200, 4, 1, 128, 128}, {e4m3_cache(), queries_of(size), cache_lengths({200, 129})}));
+  }
+  out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64},
+                     {e4m3_cache(), append(1), paged(16), cache_lengths({63, 64, 5}), refused()}));
   out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0})}));
   out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0}), paged(16)}));
   const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
@@ -241,6 +293,10 @@ void add_sanitize_decode(std::vector<Case>& out) {
                      {append(1), rotary(80, true), cache_batch_idx({3, 0}, 4), cache_lengths({299, 0})}));
   out.push_back(
       make(kDecode, DType::kBFloat16, {3, 1, 64, 4, 2, 64, 64}, {append(1), cache_lengths({64, 1, -1}), refused()}));
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128},
+                     {e4m3_cache(), cache_lengths({300, 17}), scales_per_batch()}));
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 3, 100, 4, 2, 64, 64},
+                     {e4m3_cache(), paged(16), append(3), causal(), rotary(64), cache_lengths({97, 31}), status()}));
   const Shape many{3, 70, 150, 4, 2, 64, 64};
   out.push_back(make(kDecode, DType::kBFloat16, many, {causal(), chunk(48), cache_lengths({150, 0, 81}), status()}));
   out.push_back(make(kDecode, DType::kBFloat16, many,

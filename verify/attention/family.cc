@@ -69,12 +69,6 @@ std::vector<StepCase> steps() {
   return list;
 }
 
-std::vector<std::unique_ptr<Case>> suite_of(std::string_view name) {
-  std::vector<std::unique_ptr<Case>> list;
-  for (const cases::Case& c : cases::suite(name)) list.push_back(attention_case(c));
-  return list;
-}
-
 }  // namespace
 
 const Family& attention_family() {
@@ -85,13 +79,13 @@ const Family& attention_family() {
       "--op backward --sq 512 --sk 2048 --causal bottom_right --arch cpu,sm_75,sm_90a\n"
       "--b 2 --sq 8192 --hq 16 --d 128 --causal --arch cuda:0",
       cases::suite_names,
-      suite_of,
+      [](std::string_view name) { return as_cases(cases::suite(name), attention_case); },
       attention_flags,
       described_attention,
       explain_attention,
       engine::gate_instances<AttentionFamily>,
-      steps,
       random_attention,
+      steps,
   };
   return family;
 }

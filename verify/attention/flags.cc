@@ -1,6 +1,5 @@
 // Attention problems by flags of the command line.
 #include <algorithm>
-#include <charconv>
 #include <deque>
 #include <map>
 
@@ -25,7 +24,8 @@ struct Options {
   float scale = 0, softcap = 0;
   bool alibi = false, varlen = false, lse = false, dlse = false, deterministic = false, cache_lengths = false;
   std::int64_t page_size = 0, append = 0, rotary = 0, chunk = 0;
-  bool interleaved = false, cache_batch_idx = false, leftpad = false, batch_invariant = false;
+  bool interleaved = false, cache_batch_idx = false, leftpad = false, batch_invariant = false, fp8 = false,
+       rotate = false, residual = false, e4m3_cache = false;
 };
 
 const std::map<std::string, tessera_attention_op> kOps{{"forward", TESSERA_ATTENTION_FORWARD},
@@ -77,8 +77,10 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
 
   tessera_attention a = TESSERA_ATTENTION_INIT;
   a.q = shapes.add(type, rows_q(o.d));
-  a.k = shapes.add(type, rows_k(o.d));
-  a.v = shapes.add(type, rows_k(dv));
+  const tessera_dtype cache_type = o.e4m3_cache ? kTypes.at("e4m3") : type;
+  a.k = shapes.add(cache_type, rows_k(o.d));
+  a.v = shapes.add(cache_type, rows_k(dv));
+  if (o.e4m3_cache) a.k_scale = a.v_scale = shapes.add(fp32, {1, hkv, 1});
   a.out = shapes.add(o.dtype == "e4m3" ? kTypes.at("bf16") : type, rows_q(dv));
   if (o.dtype == "e4m3") {
     const auto scales = [&](std::int64_t heads, std::int64_t rows) {
@@ -131,20 +133,15 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
   }
   if (o.interleaved) a.flags |= TESSERA_ROTARY_INTERLEAVED;
   if (o.batch_invariant) a.flags |= TESSERA_BATCH_INVARIANT;
+  if (o.fp8) a.flags |= TESSERA_FP8;
+  if (o.rotate) a.flags |= TESSERA_FP8_ROTATE;
+  if (o.residual) a.flags |= TESSERA_FP8_RESIDUAL;
   if (o.cache_batch_idx) a.cache_batch_idx = shapes.add(int32, {o.b});
   if (o.leftpad) a.leftpad_k = shapes.add(int32, {o.b});
   return a;
 }
 
 std::int32_t to_int32(std::int64_t x) { return static_cast<std::int32_t>(x); }
-
-template <class Number>
-Status parse(const std::string& flag, const std::string& text, Number& to) {
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, to);
-  if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
-  return {};
-}
 
 Result<Options> options_from(const FlagValues& values) {
   Options o;
@@ -167,23 +164,24 @@ Result<Options> options_from(const FlagValues& values) {
   o.cache_batch_idx = given("--cache-batch-idx");
   o.leftpad = given("--leftpad");
   o.batch_invariant = given("--batch-invariant");
-  const std::pair<const char*, std::int64_t*> sizes[] = {
+  o.e4m3_cache = given("--e4m3-cache");
+  o.fp8 = given("--fp8");
+  o.rotate = given("--rotate");
+  o.residual = given("--residual");
+  const std::vector<std::pair<const char*, std::int64_t*>> sizes = {
       {"--b", &o.b},           {"--sq", &o.sq},         {"--sk", &o.sk},       {"--hq", &o.hq},
       {"--hkv", &o.hkv},       {"--d", &o.d},           {"--dv", &o.dv},       {"--page-size", &o.page_size},
       {"--append", &o.append}, {"--rotary", &o.rotary}, {"--chunk", &o.chunk}, {"--scale-block", &o.scale_block}};
-  for (const auto& [flag, to] : sizes) {
-    if (!given(flag)) continue;
-    if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
-    if (*to < 0 || *to > std::int64_t{1} << 40) return invalid(format("{} is {}; 0 to 2^40 is accepted", flag, *to));
-  }
+  const Status read = read_sizes(values, sizes, 0, 40);
+  if (!read.ok()) return read;
   for (const auto& [flag, to] : {std::pair{"--scale", &o.scale}, std::pair{"--softcap", &o.softcap}}) {
     if (!given(flag)) continue;
-    if (Status s = parse(flag, values.at(flag).front(), *to); !s.ok()) return s;
+    if (Status s = read_number(flag, values.at(flag).front(), *to); !s.ok()) return s;
   }
   if (o.rotary % 2 != 0) return invalid(format("--rotary is {}; an even number of columns is accepted", o.rotary));
   if (given("--window")) {
     for (const std::string& edge : values.at("--window")) {
-      if (Status s = parse("--window", edge, o.window.emplace_back()); !s.ok()) return s;
+      if (Status s = read_number("--window", edge, o.window.emplace_back()); !s.ok()) return s;
     }
   }
   return o;
@@ -213,6 +211,7 @@ std::vector<Flag> attention_flags() {
       {"--alibi", "", "With ALiBi slopes", "", {}},
       {"--varlen", "", "Packed sequences of at most --sq and --sk; decode: packed queries", "", {}},
       {"--cache-lengths", "", "decode: lengths per sequence", "", {}},
+      {"--e4m3-cache", "", "decode: k and v are e4m3, with a scale for each head", "", {}},
       {"--page-size", "N", "decode: a paged cache", "", {}},
       {"--append", "N", "decode: new keys of a sequence, written to the cache", "", {}},
       {"--rotary", "N", "decode: with rotary embedding of the first N columns of q and the new keys", "", {}},
@@ -220,6 +219,9 @@ std::vector<Flag> attention_flags() {
       {"--cache-batch-idx", "", "decode: each sequence names its row of the cache", "", {}},
       {"--leftpad", "", "decode: sequences begin behind padding", "", {}},
       {"--batch-invariant", "", "decode: results do not depend on the rest of the batch", "", {}},
+      {"--fp8", "", "forward: q, k and v are rounded to e4m3 first", "", {}},
+      {"--rotate", "", "with --fp8: q and k are multiplied by a Hadamard matrix before", "", {}},
+      {"--residual", "", "with --fp8: what rounding takes from the largest key channels is kept", "", {}},
       {"--lse", "", "With LSE as an output", "", {}},
       {"--dlse", "", "backward: with a gradient of LSE", "", {}},
       {"--deterministic", "", "backward: bitwise equal from run to run", "", {}},
@@ -233,15 +235,9 @@ Result<std::string> explain_attention(const FlagValues& values, tessera_device d
   Shapes shapes(device);
   const tessera_attention args = arguments(*options, shapes);
   const tessera_attention_op op = kOps.at(options->op);
-  std::size_t needed = 0;
-  tessera_status status = tessera_attention_explain(op, &args, arch, format, nullptr, 0, &needed);
-  std::string text(needed, '\0');
-  if (status == TESSERA_OK) {
-    status = tessera_attention_explain(op, &args, arch, format, text.data(), text.size(), &needed);
-  }
-  if (status != TESSERA_OK) return Status(status, tessera_last_error());
-  text.resize(needed - 1);
-  return text;
+  return text_from([&](char* text, std::size_t capacity, std::size_t* needed) {
+    return tessera_attention_explain(op, &args, arch, format, text, capacity, needed);
+  });
 }
 
 Result<std::unique_ptr<Case>> described_attention(const FlagValues& values) {

@@ -25,6 +25,14 @@ void add_quick_fp8(std::vector<Case>& out) {
   add(kBf16, s, {fp8(), layout(Layout::kHeadsMajor)});
   add(kBf16, s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), fp8(), causal(), bottom_right()});
   add(kFp16, s, {varlen({31, 2, 90}, {16, 2, 130}), fp8(64, 64, 64), layout(Layout::kPadded)});
+  for (const bool rotated : {false, true}) {
+    for (const std::int64_t d : {64, 80})
+      add(kBf16, {2, 150, 300, 4, 2, d, d}, {rounded_to_fp8(rotated), causal(), bottom_right()});
+    add(kFp16, {1, 70, 130, 2, 1, 96, 48}, {rounded_to_fp8(rotated), layout(Layout::kPadded)});
+  }
+  add(kBf16, s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), rounded_to_fp8(), causal(), bottom_right()});
+  add(kBf16, {2, 150, 300, 4, 2, 64, 64}, {rounded_to_fp8_with_residuals(), causal(), bottom_right()});
+  add(kFp16, s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), rounded_to_fp8_with_residuals()});
 }
 
 void add_full_fp8(std::vector<Case>& out) {
@@ -41,22 +49,36 @@ void add_full_fp8(std::vector<Case>& out) {
   }
   // Several times as many tiles as a large GPU runs at once; scales that change from block to block.
   add({3, 40, 130, 200, 50, 64, 64}, {fp8(), causal(), bottom_right()});
+  for (const std::int64_t d : {64, 128}) add({2, 300, 700, 16, 2, d, d}, {fp8(64, 64, 64), uneven()});
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});
   }
   add({3, 330, 90, 2, 2, 128, 128}, {fp8(64, 128, 0), window(40, 9), bottom_right()});
+  for (const std::int64_t d : {16, 48, 96, 112, 128, 160, 192, 256}) {
+    add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8(d % 64 == 0)});
+  }
+  for (const std::int64_t d : {16, 80, 128, 240}) add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8_with_residuals()});
+  add({1, 129, 257, 2, 2, 128, 64}, {rounded_to_fp8(true), layout(Layout::kHeadsMajor), softcap(20)});
 }
 
 void add_hostile_fp8(std::vector<Case>& out) {
   const auto add = [&](const Shape& s, std::initializer_list<Change> changes) {
     out.push_back(make(kForward, kBf16, s, changes));
   };
+  // No keys at all: queries must not wait for them.
+  for (const Change& rounding : {rounded_to_fp8(), rounded_to_fp8(true), rounded_to_fp8_with_residuals()}) {
+    add({1, 64, 0, 2, 1, 64, 64}, {rounding});
+  }
   for (const Distribution d :
        {Distribution::kLogits120, Distribution::kLogits1e10, Distribution::kLogitsMinus120, Distribution::kSteps,
         Distribution::kSink, Distribution::kOneHot, Distribution::kConstant, Distribution::kHugeValues}) {
     add({1, 130, 300, 2, 1, 64, 64}, {fp8(), values(d)});
     add({1, 130, 300, 2, 1, 128, 128}, {fp8(64, 64, 128), values(d), causal(), bottom_right()});
+  }
+  for (const Distribution d :
+       {Distribution::kLogits120, Distribution::kSteps, Distribution::kOneHot, Distribution::kHugeValues}) {
+    add({1, 130, 300, 2, 1, 128, 128}, {rounded_to_fp8(), values(d)});
   }
   for (const int exponent : {40, -40}) add({1, 70, 200, 2, 1, 64, 64}, {fp8(64, 64, 0), scale_exponent(exponent)});
   add({1, 64, 8, 2, 1, 64, 64}, {fp8(), causal(), bottom_right()});
@@ -67,6 +89,7 @@ void add_sanitize_fp8(std::vector<Case>& out) {
   out.push_back(make(kForward, kBf16, {1, 97, 131, 2, 1, 128, 128}, {fp8()}));
   out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {fp8(64, 64, 64), causal(), bottom_right()}));
   out.push_back(make(kForward, kFp16, {1, 1, 1, 2, 1, 64, 64}, {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), fp8()}));
+  out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {rounded_to_fp8(true)}));
 }
 
 void add_bench_fp8(std::vector<Case>& out) {
@@ -75,6 +98,8 @@ void add_bench_fp8(std::vector<Case>& out) {
     for (const std::int64_t s : {4096, 16384}) {
       out.push_back(make(kForward, kBf16, {16384 / s, s, s, h, h, d, d}, {fp8()}));
       out.push_back(make(kForward, kBf16, {16384 / s, s, s, h, h, d, d}, {fp8(), causal()}));
+      out.push_back(make(kForward, kBf16, {16384 / s, s, s, h, h, d, d}, {rounded_to_fp8()}));
+      out.push_back(make(kForward, kBf16, {16384 / s, s, s, h, h, d, d}, {rounded_to_fp8(), causal()}));
     }
     out.push_back(make(kForward, kBf16, {1, 16384, 16384, h, h, d, d}, {fp8(64, 64, 128), causal()}));
   }

@@ -1,8 +1,10 @@
 // Values for a case, by its seed (verify/random.h).
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
+#include "attention/quantize_fp8_config.h"
 #include "verify/attention/cases.h"
 #include "verify/parallel.h"
 #include "verify/random.h"
@@ -136,9 +138,11 @@ void make_page_table(const Case& c, oracle::Inputs& in) {
 
 // The cache is full of values here. Those of the new keys become k_new and v_new; only those that a sequence has before
 // the append stay.
-void take_new_keys(const Case& c, oracle::Inputs& in) {
+// Returns each row's sequence.
+std::vector<std::int64_t> take_new_keys(const Case& c, oracle::Inputs& in) {
   const AttentionProblem& p = c.problem;
   const std::int64_t rows = in.k.shape[1];
+  std::vector<std::int64_t> owners(static_cast<std::size_t>(in.k.shape[0] * rows), 0);
   std::vector<bool> used(static_cast<std::size_t>(in.k.shape[0] * rows), false);
   for (std::int64_t b = 0; b < p.batch; ++b) {
     if (c.refused && oracle::is_refused(in, b)) continue;
@@ -149,6 +153,7 @@ void take_new_keys(const Case& c, oracle::Inputs& in) {
       if (p.paged) batch = in.page_table[static_cast<std::size_t>(b * p.max_pages_per_seq + j / p.page_size)];
       const std::int64_t row = p.paged ? j % p.page_size : j;
       used[static_cast<std::size_t>(batch * rows + row)] = j < first_new;
+      owners[static_cast<std::size_t>(batch * rows + row)] = b;
       if (j < first_new || in.k.empty()) continue;
       for (const auto& [from, to] : {std::pair{&in.k, &in.k_new}, {&in.v, &in.v_new}}) {
         std::copy_n(from->data.begin() + from->offset(batch, row, 0), from->shape[2] * from->shape[3],
@@ -161,6 +166,7 @@ void take_new_keys(const Case& c, oracle::Inputs& in) {
     blank_row(in.k, row / rows, row % rows);
     blank_row(in.v, row / rows, row % rows);
   }
+  return owners;
 }
 
 // Multiples of a 512th of the largest value, which the type has already.
@@ -188,6 +194,14 @@ void make_rotary(const Case& c, oracle::Inputs& in) {
   }
   coarsen(in.q);
   coarsen(in.k_new);
+}
+
+// Rows become 1, 4 or 16 times as large in turn, 64 at a time.
+void make_uneven(HostTensor& t) {
+  for (std::size_t n = 0; n < t.data.size(); ++n) {
+    const auto row = static_cast<std::int64_t>(n) / (t.shape[2] * t.shape[3]) % t.shape[1];
+    t.data[n] = std::ldexp(t.data[n], static_cast<int>(2 * (row / 64 % 3)));
+  }
 }
 
 // What e4m3 holds of t, and the scales: the least powers of two that bring a block's largest value into e4m3's range. t
@@ -230,6 +244,103 @@ void quantise(const Case& c, HostTensor& t, std::int64_t seq, std::int64_t block
   for (double& x : scale.data) x = std::ldexp(x, exponent);
 }
 
+// The same for a cache, and for the new keys' scales: those of head h and sequence b are a little larger than the least that
+// would do, each by a factor of its own. A row of the cache is of the sequence `owners` has for it.
+void quantise_cache(const Case& c, const std::vector<std::int64_t>& owners, HostTensor& t, const HostTensor& added,
+                    HostTensor& e4m3, HostTensor& scale) {
+  constexpr double kLargest = 448, kTimed = 1.0 / 64;
+  const std::int64_t heads = t.shape[2], dim = t.shape[3];
+  scale = HostTensor(1, c.scales_per_batch ? c.problem.batch : 1, c.scales_per_head ? heads : 1, 1);
+  double largest = 0;
+  for (const HostTensor* of : std::initializer_list<const HostTensor*>{&t, &added}) {
+    for (const double x : of->data) largest = std::max(largest, std::isnan(x) ? 0 : std::abs(x));
+  }
+  const double least = t.empty() || largest == 0 ? kTimed : largest / kLargest;
+  for (std::size_t n = 0; n < scale.data.size(); ++n) {
+    scale.data[n] = verify::round_to(DType::kFloat32, least * (1 + static_cast<double>(n % 7) / 8));
+  }
+  e4m3 = t;
+  const auto row_size = static_cast<std::size_t>(heads * dim);
+  for (std::size_t n = 0; n < t.data.size(); ++n) {
+    const auto head = static_cast<std::int64_t>(n % row_size / static_cast<std::size_t>(dim));
+    const double of = oracle::scale_of(scale, owners[n / row_size], head);
+    e4m3.data[n] = verify::round_to_e4m3(t.data[n] / of);
+    t.data[n] = e4m3.data[n] * of;
+  }
+}
+
+// Each row times a block-diagonal Hadamard matrix, after some signs were changed; then rounded to the type.
+void rotate(const Case& c, HostTensor& t) {
+  const std::int64_t dim = t.shape[3];
+  const auto block = static_cast<std::size_t>(rotation_block(static_cast<int>(dim)));
+  std::vector<double> row(block);
+  for (std::size_t at = 0; at < t.data.size(); at += block) {
+    for (std::size_t j = 0; j < block; ++j) {
+      double sum = 0;
+      for (std::size_t i = 0; i < block; ++i) {
+        const int column = static_cast<int>((at + i) % static_cast<std::size_t>(dim));
+        const bool negative = changes_sign(column) != (std::popcount(i & j) % 2 != 0);
+        sum += negative ? -t.data[at + i] : t.data[at + i];
+      }
+      row[j] = sum / std::sqrt(static_cast<double>(block));
+    }
+    std::copy(row.begin(), row.end(), t.data.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  verify::round_all(c.problem.dtype, t);
+}
+
+// Columns for what rounding took from the largest key channels of each head: k has the rest of each and then the
+// channel once more, q the channel and then its rest.
+void add_residuals(const Case& c, oracle::Inputs& in, const HostTensor& q_scale, const HostTensor& k_scale) {
+  const AttentionProblem& p = c.problem;
+  const std::int64_t dim = p.dim_qk;
+  const oracle::Inputs old = in;
+  in.problem.dim_qk = dim + kResidualColumns;
+  in.q = HostTensor(old.q.shape[0], old.q.shape[1], p.heads_q, in.problem.dim_qk);
+  in.k = HostTensor(old.k.shape[0], old.k.shape[1], p.heads_kv, in.problem.dim_qk);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const auto at = static_cast<std::size_t>(b);
+    const std::int64_t batch = p.varlen ? 0 : b;
+    const auto rows_of = [&](const std::vector<std::int32_t>& firsts, std::int64_t seq, const auto& visit) {
+      const std::int64_t first = p.varlen ? firsts[at] : 0, end = p.varlen ? firsts[at + 1] : seq;
+      for (std::int64_t row = first; row < end; ++row) visit(row);
+    };
+    for (std::int64_t key_head = 0; key_head < p.heads_kv; ++key_head) {
+      std::vector<double> largest(static_cast<std::size_t>(dim), 0);
+      rows_of(in.cu_seqlens_k, p.seq_k, [&](std::int64_t row) {
+        for (std::int64_t d = 0; d < dim; ++d) {
+          double& most = largest[static_cast<std::size_t>(d)];
+          most = std::max(most, std::abs(in.k_given.at(batch, row, key_head, d)));
+        }
+      });
+      std::vector<std::int64_t> channels;
+      while (channels.size() < kResidualChannels) {
+        const auto most = std::max_element(largest.begin(), largest.end());
+        channels.push_back(most - largest.begin());
+        *most = -1;
+      }
+      const auto fill_row = [&](const HostTensor& given, const HostTensor& rounded, HostTensor& to, std::int64_t row,
+                                std::int64_t h, double scale, bool rest_first) {
+        for (std::int64_t d = 0; d < dim; ++d) to.at(batch, row, h, d) = rounded.at(batch, row, h, d);
+        for (std::int64_t n = 0; n < kResidualColumns; ++n) {
+          const std::int64_t channel = channels[static_cast<std::size_t>(n % kResidualChannels)];
+          const double whole = rounded.at(batch, row, h, channel);
+          const double rest = verify::round_to_e4m3((given.at(batch, row, h, channel) - whole) / scale) * scale;
+          to.at(batch, row, h, dim + n) = (n < kResidualChannels) == rest_first ? rest : whole;
+        }
+      };
+      rows_of(in.cu_seqlens_k, p.seq_k, [&](std::int64_t row) {
+        fill_row(in.k_given, old.k, in.k, row, key_head, k_scale.at(0, b, key_head, 0), true);
+      });
+      const std::int64_t group = p.heads_q / p.heads_kv;
+      for (std::int64_t h = key_head * group; h < (key_head + 1) * group; ++h) {
+        rows_of(in.cu_seqlens_q, p.seq_q,
+                [&](std::int64_t row) { fill_row(in.q_given, old.q, in.q, row, h, q_scale.at(0, b, h, 0), false); });
+      }
+    }
+  }
+}
+
 HostTensor tensor_of(bool with_values, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
   HostTensor t;
   if (with_values) return {a, b, c, d};
@@ -255,6 +366,7 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
   if (c.distribution == Distribution::kHugeValues) size_v = p.dtype == DType::kFloat16 ? 1.5e4 : 1e15;
   const RandomStream stream_v(c.seed, 2);
   fill(in.v, [&](std::int64_t, std::int64_t, std::int64_t n) { return size_v * stream_v.normal(n); });
+  for (double& x : in.q.data) x *= c.query_size;
   for (HostTensor* t : {&in.q, &in.k, &in.v}) verify::round_all(p.dtype, *t);
 
   if (p.op == AttentionOp::kBackward) {
@@ -290,9 +402,24 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
     }
   }
   if (p.fp8) {
+    if (c.uneven) {
+      make_uneven(in.k);
+      make_uneven(in.v);
+    }
     quantise(c, in.q, p.seq_q, p.q_scale_block, c.scale_exponent, in.cu_seqlens_q, in.q_e4m3, in.q_scale);
     quantise(c, in.k, p.seq_k, p.k_scale_block, -c.scale_exponent, in.cu_seqlens_k, in.k_e4m3, in.k_scale);
     quantise(c, in.v, p.seq_k, p.v_scale_block, 0, in.cu_seqlens_k, in.v_e4m3, in.v_scale);
+  }
+  if (p.rounds_to_fp8) {
+    in.q_given = in.q;
+    in.k_given = in.k;
+    in.v_given = in.v;
+    if (p.rotates) rotate(c, in.q), rotate(c, in.k);
+    HostTensor e4m3, q_scale, k_scale, v_scale;
+    quantise(c, in.q, p.seq_q, 0, 0, in.cu_seqlens_q, e4m3, q_scale);
+    quantise(c, in.k, p.seq_k, 0, 0, in.cu_seqlens_k, e4m3, k_scale);
+    quantise(c, in.v, p.seq_k, 0, 0, in.cu_seqlens_k, e4m3, v_scale);
+    if (p.residuals && with_values) add_residuals(c, in, q_scale, k_scale);
   }
   if (p.op != AttentionOp::kDecode) return in;
   in.cache_seqlens = c.cache_lengths;
@@ -304,8 +431,12 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
     in.k_new = tensor_of(with_values, p.batch, p.seq_new, p.heads_kv, p.dim_qk);
     in.v_new = tensor_of(with_values, p.batch, p.seq_new, p.heads_kv, p.dim_v);
   }
-  take_new_keys(c, in);
+  const std::vector<std::int64_t> owners = take_new_keys(c, in);
   if (p.rotary_dim > 0) make_rotary(c, in);
+  if (p.fp8_cache) {
+    quantise_cache(c, owners, in.k, in.k_new, in.k_e4m3, in.k_scale);
+    quantise_cache(c, owners, in.v, in.v_new, in.v_e4m3, in.v_scale);
+  }
   return in;
 }
 

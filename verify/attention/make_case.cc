@@ -38,11 +38,16 @@ std::string describe(const Case& c) {
   } else if (p.varlen) {
     parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
   }
-  if (p.fp8 && !c.scales_per_head) parts.push_back("scale_per_tensor");
+  if (p.fp8_cache) parts.push_back("e4m3_cache");
+  if ((p.fp8 || p.fp8_cache) && !c.scales_per_head) parts.push_back("scale_per_tensor");
+  if (c.scales_per_batch) parts.push_back("scale_per_sequence");
   if (p.q_scale_block + p.k_scale_block + p.v_scale_block > 0) {
     parts.push_back(format("scales{},{},{}", p.q_scale_block, p.k_scale_block, p.v_scale_block));
   }
+  if (p.rounds_to_fp8)
+    parts.push_back(p.rotates ? "rotated_to_e4m3" : p.residuals ? "to_e4m3_with_residuals" : "to_e4m3");
   if (c.scale_exponent != 0) parts.push_back(format("scale2^{}", c.scale_exponent));
+  if (c.uneven) parts.emplace_back("uneven");
   if (p.paged) parts.push_back(format("page{}", p.page_size));
   if (!c.cache_lengths.empty()) {
     constexpr std::size_t kNamed = 16;
@@ -135,6 +140,15 @@ Change no_lse() {
 Change layout(Layout l) {
   return [=](Case& c) { c.layout = l; };
 }
+Change rounded_to_fp8(bool rotated) {
+  return [=](Case& c) {
+    c.problem.rounds_to_fp8 = true;
+    c.problem.rotates = rotated;
+  };
+}
+Change rounded_to_fp8_with_residuals() {
+  return [](Case& c) { c.problem.rounds_to_fp8 = c.problem.residuals = true; };
+}
 Change fp8(std::int64_t q_block, std::int64_t k_block, std::int64_t v_block) {
   return [=](Case& c) {
     c.problem.fp8 = true;
@@ -148,6 +162,9 @@ Change fp8(std::int64_t q_block, std::int64_t k_block, std::int64_t v_block) {
 }
 Change scale_exponent(int exponent) {
   return [=](Case& c) { c.scale_exponent = exponent; };
+}
+Change uneven() {
+  return [](Case& c) { c.uneven = true; };
 }
 Change deterministic() {
   return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };
@@ -222,6 +239,21 @@ Change batch_invariant() {
 }
 Change status() {
   return [](Case& c) { c.with_status = true; };
+}
+Change e4m3_cache() {
+  return [](Case& c) { c.problem.fp8_cache = true; };
+}
+Change one_scale() {
+  return [](Case& c) { c.scales_per_head = false; };
+}
+Change scales_per_batch() {
+  return [](Case& c) { c.scales_per_batch = true; };
+}
+Change queries_of(double size) {
+  return [=](Case& c) {
+    c.query_size = size;
+    c.problem.scale /= static_cast<float>(size);
+  };
 }
 Change refused() {
   return [](Case& c) { c.refused = c.with_status = true; };

@@ -36,7 +36,11 @@ Change no_lse();
 Change layout(Layout l);
 // q, k and v of e4m3, with scales per block of so many rows, or per head (0), or per tensor (-1, of all).
 Change fp8(std::int64_t q_block = 0, std::int64_t k_block = 0, std::int64_t v_block = 0);
+// q, k and v are rounded to e4m3 by the call.
+Change rounded_to_fp8(bool rotated = false);
+Change rounded_to_fp8_with_residuals();
 Change scale_exponent(int exponent);
+Change uneven();
 Change deterministic();
 Change values(Distribution d);
 Change seed(std::uint64_t number);
@@ -56,6 +60,12 @@ Change cache_batch_idx(const std::vector<std::int32_t>& rows, std::int64_t cache
 Change leftpad(const std::vector<std::int32_t>& keys);
 Change batch_invariant();
 Change status();
+// k and v of e4m3, with scales per head, that are no powers of two; or of all, or of each sequence, too.
+Change e4m3_cache();
+Change one_scale();
+Change scales_per_batch();
+// q near such a value; the scale of scores is divided by it.
+Change queries_of(double size);
 Change refused();  // with status
 Change bad_page(std::int64_t sequence);
 

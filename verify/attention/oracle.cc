@@ -58,6 +58,30 @@ Real dot(const Real* a, const Real* b, std::int64_t n) {
   return sum;
 }
 
+// A dot product as the tensor cores sum e4m3: 32 products at a time are added to the sum so far, each truncated to 13
+// bits below the largest.
+template <class Real>
+Real dot_of_e4m3(const Real* a, const Real* b, std::int64_t n) {
+  constexpr std::int64_t kStep = 32;
+  constexpr int kBits = 13;
+  Real sum = 0;
+  for (std::int64_t d = 0; d < n; d += kStep) {
+    const std::int64_t end = std::min(n, d + kStep);
+    Real largest = std::abs(sum);
+    for (std::int64_t i = d; i < end; ++i) largest = std::max(largest, std::abs(a[i] * b[i]));
+    if (!(largest > 0) || !std::isfinite(largest)) {
+      sum += dot(a + d, b + d, end - d);
+      continue;
+    }
+    const int shift = kBits - std::ilogb(largest);
+    const Real up = std::ldexp(Real{1}, shift), down = std::ldexp(Real{1}, -shift);
+    Real units = std::trunc(sum * up);
+    for (std::int64_t i = d; i < end; ++i) units += std::trunc(a[i] * b[i] * up);
+    sum = units * down;
+  }
+  return sum;
+}
+
 // The size of the terms of a dot product: rounding errors are relative to it, however small the sum is.
 template <class Real>
 double terms_of(const Real* a, const Real* b, std::int64_t n) {
@@ -75,10 +99,13 @@ double largest(const std::vector<Real>& values) {
   return most;
 }
 
-constexpr float kE4m3Range = 256;  // P in e4m3 is multiplied by it, so that small weights are not subnormal
+// P in e4m3 is multiplied by it, so that small weights are not subnormal. The largest weight, 1, is then off by 2 %, the mean
+// error of e4m3: with a power of two it would be exact, which an online softmax cannot promise, since it does not know
+// the largest score when it rounds P.
+constexpr float kE4m3Range = 196;
 
 // The same loops serve both: Real = double and no rounding is the oracle, Real = float and rounding to the input type
-// the plain computation.
+// the plain computation. That of e4m3 rounds P to e4m3 and sums scores as the tensor cores do.
 template <class Real>
 struct Attention {
   const Inputs& in;
@@ -166,7 +193,8 @@ struct Attention {
     std::vector<Real> score(n), d_cap(n, 1), weight(n);
     for (std::size_t x = 0; x < n; ++x) {
       const Real* k_row = k.data() + key_offset(in, in.k, s, keys[x], head_kv);
-      score[x] = scale * dot(q_row, k_row, p.dim_qk);
+      score[x] = scale * (round && (p.fp8 || p.rounds_to_fp8) ? dot_of_e4m3(q_row, k_row, p.dim_qk)
+                                                              : dot(q_row, k_row, p.dim_qk));
       if (!round) most.lse = std::max(most.lse, std::abs(p.scale) * terms_of(q_row, k_row, p.dim_qk));
       if (cap > 0) {
         const Real t = std::tanh(score[x] / cap);
@@ -189,7 +217,7 @@ struct Attention {
     // Output.
     std::vector<Real> o_row(static_cast<std::size_t>(p.dim_v), 0);
     for (std::size_t x = 0; x < n; ++x) {
-      const Real w = round && p.fp8
+      const Real w = round && (p.fp8 || p.rounds_to_fp8)
                          ? static_cast<Real>(verify::round_to_e4m3(weight[x] * kE4m3Range)) / kE4m3Range / sum
                          : rounded(weight[x] / sum);
       const Real* v_row = v.data() + key_offset(in, in.v, s, keys[x], head_kv);
@@ -340,6 +368,10 @@ bool is_refused(const Inputs& in, std::int64_t b) {
   return false;
 }
 
+double scale_of(const HostTensor& scale, std::int64_t b, std::int64_t head) {
+  return scale.at(0, scale.shape[1] == 1 ? 0 : b, scale.shape[2] == 1 ? 0 : head, 0);
+}
+
 Inputs appended(const Inputs& in) {
   const AttentionProblem& p = in.problem;
   Inputs out = in;
@@ -352,6 +384,14 @@ Inputs appended(const Inputs& in) {
       const double turned = verify::round_to(p.dtype, first * cos - second * sin);
       second = verify::round_to(p.dtype, first * sin + second * cos);
       first = turned;
+    }
+  };
+  // Of a cache of e4m3.
+  const auto quantise = [](HostTensor& cache, HostTensor& e4m3, const double* row, std::int64_t dim, double scale) {
+    const auto at = static_cast<std::size_t>(row - cache.data.data());
+    for (std::size_t n = at; n < at + static_cast<std::size_t>(dim); ++n) {
+      e4m3.data[n] = verify::round_to_e4m3(verify::round_to(DType::kFloat32, cache.data[n] / scale));
+      cache.data[n] = e4m3.data[n] * scale;
     }
   };
   const bool by_position = p.causal || p.window_left >= 0 || p.window_right >= 0 || p.chunk > 0;
@@ -373,6 +413,9 @@ Inputs appended(const Inputs& in) {
         std::copy_n(in.k_new.data.begin() + in.k_new.offset(b, i, h), p.dim_qk, k_row);
         std::copy_n(in.v_new.data.begin() + in.v_new.offset(b, i, h), p.dim_v, v_row);
         rotate(k_row, position + i);
+        if (!p.fp8_cache) continue;
+        quantise(out.k, out.k_e4m3, k_row, p.dim_qk, scale_of(in.k_scale, b, h));
+        quantise(out.v, out.v_e4m3, v_row, p.dim_v, scale_of(in.v_scale, b, h));
       }
     }
   }
@@ -388,8 +431,8 @@ Outputs computed(const Inputs& inputs, bool round, int threads) {
   if (p.seq_new > 0) {
     Inputs whole = appended(inputs);
     out = Attention<Real>(whole, round).run(threads);
-    out.k = std::move(whole.k);
-    out.v = std::move(whole.v);
+    out.k = std::move(p.fp8_cache ? whole.k_e4m3 : whole.k);
+    out.v = std::move(p.fp8_cache ? whole.v_e4m3 : whole.v);
   } else {
     out = Attention<Real>(inputs, round).run(threads);
   }

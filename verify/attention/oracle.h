@@ -7,7 +7,8 @@
 // precision (products in the input type with fp32 sums, softmax in fp32, P and dS rounded to the input type before
 // they are multiplied), plus a floor. Nothing here shares code with the kernels, the mask relation included.
 //
-// Rotated queries and new keys are rounded to the input type before anything else, as the contract has it.
+// Rotated queries and new keys are rounded to the input type before anything else, as the contract has it. In a cache of
+// e4m3, new keys and values are then divided by their scale in fp32, and rounded.
 #pragma once
 
 #include <array>
@@ -28,12 +29,13 @@ using verify::HostTensor;
 // What is asked. Values of q, k, v and d_o are expected to be rounded to problem.dtype already.
 struct Inputs {
   AttentionProblem problem;
-  HostTensor q, k, v;                                    // fp8: what e4m3 holds times its scale
-  HostTensor q_e4m3, k_e4m3, v_e4m3;                     // fp8: what e4m3 holds
-  HostTensor q_scale, k_scale, v_scale;                  // fp8: [1, B or 1, H or 1, blocks]
-  HostTensor d_o;                                        // backward
-  HostTensor d_lse;                                      // backward, if problem.with_dlse
-  std::vector<double> alibi_slopes;                      // [Hq] or [B * Hq], if problem.alibi
+  HostTensor q, k, v;                    // fp8, rounds_to_fp8, fp8_cache: what e4m3 holds times its scale
+  HostTensor q_e4m3, k_e4m3, v_e4m3;     // fp8, fp8_cache (k and v): what e4m3 holds
+  HostTensor q_given, k_given, v_given;  // rounds_to_fp8: before that
+  HostTensor q_scale, k_scale, v_scale;  // fp8, fp8_cache: [1, B or 1, H or 1, blocks]
+  HostTensor d_o;                        // backward
+  HostTensor d_lse;                      // backward, if problem.with_dlse
+  std::vector<double> alibi_slopes;      // [Hq] or [B * Hq], if problem.alibi
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [B + 1], if problem.varlen
   std::vector<std::int32_t> cache_seqlens;               // [B], decode, before an append; empty: the whole cache
   std::vector<std::int32_t> page_table;                  // [B, max_pages_per_seq], if problem.paged
@@ -48,7 +50,7 @@ struct Inputs {
 struct Outputs {
   HostTensor o, lse;
   HostTensor dq, dk, dv;             // if problem.op is kBackward
-  HostTensor k, v;                   // the cache afterwards, if problem.seq_new
+  HostTensor k, v;                   // the cache afterwards, if problem.seq_new; fp8_cache: what e4m3 holds
   std::vector<std::int32_t> status;  // [B], decode
 };
 
@@ -61,6 +63,9 @@ bool is_refused(const Inputs& inputs, std::int64_t b);
 
 // Visible (query, key) pairs of one head, summed over the batch.
 std::int64_t count_visible_pairs(const Inputs& inputs);
+
+// Of sequence b and a head.
+double scale_of(const HostTensor& scale, std::int64_t b, std::int64_t head);
 
 // Decode: the inputs with q and k_new rotated, and k_new and v_new in the cache. Lengths stay those before the append.
 Inputs appended(const Inputs& inputs);

@@ -137,9 +137,9 @@ class Sampled {
 
     std::vector<Real> o_row(static_cast<std::size_t>(p_.dim_v), 0);
     for (std::size_t x = 0; x < keys.size(); ++x) {
-      constexpr Real kE4m3Range = 256;
+      constexpr Real kE4m3Range = 196;  // as in oracle.cc
       const Real exponential = std::exp(scores[x] - row_max);
-      const Real weight = !kOracle && p_.fp8
+      const Real weight = !kOracle && (p_.fp8 || p_.rounds_to_fp8)
                               ? static_cast<Real>(verify::round_to_e4m3(exponential * kE4m3Range)) / kE4m3Range / sum
                               : rounded(exponential / sum);
       const Real* v_row = v_.data() + in_.v.offset(b, keys[x], head_kv);

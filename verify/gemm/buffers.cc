@@ -47,11 +47,7 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
 }
 
 std::vector<Buffer*> Buffers::buffers() {
-  std::vector<Buffer*> used;
-  for (Buffer* b : {&a_, &b_, &out_, &bias_, &gate_, &gate_bias_, &saved_, &preactivation_, &residual_, &offsets_}) {
-    if (b->used()) used.push_back(b);
-  }
-  return used;
+  return used_of({&a_, &b_, &out_, &bias_, &gate_, &gate_bias_, &saved_, &preactivation_, &residual_, &offsets_});
 }
 
 tessera_status Buffers::plan(tessera_plan** plan) {

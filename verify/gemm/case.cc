@@ -36,27 +36,22 @@ std::vector<std::int64_t> rows_of(const Case& c) {
   return rows;
 }
 
-class ProductTrial final : public Trial {
+class ProductTrial final : public TrialOf<Case, Inputs, Outputs, Buffers> {
  public:
-  explicit ProductTrial(const Case& c) : case_(c), inputs_(make_inputs(c)), rows_(rows_of(c)) {}
+  explicit ProductTrial(const Case& c) : TrialOf(c, make_inputs(c)), rows_(rows_of(c)) {}
 
-  Result<std::unique_ptr<Call>> call(Device&, int) override {
-    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
-  }
-  void expect(int threads) override {
-    if (done_) return;
+ private:
+  void compute(int threads) override {
     exact_ = product(inputs_, rows_, threads);
     plain_ = plain_product(inputs_, rows_, threads);
-    done_ = true;
   }
-  void judge(const Call& call, int threads, Judgement& judgement) override {
-    expect(threads);
-    const Outputs got = static_cast<const Buffers&>(call).results(rows_);
+  void compare(const Buffers& buffers, Judgement& judgement) override {
+    const Outputs got = buffers.results(rows_);
     const GemmProblem& p = case_.problem;
     judgement.add("out", verify::judge(got.out, exact_.out, plain_.out, p.out_dtype, case_.floor));
     std::vector<std::int64_t> others(static_cast<std::size_t>(all_rows(p) - written_rows(case_)));
     std::iota(others.begin(), others.end(), written_rows(case_));
-    const Outputs rest = static_cast<const Buffers&>(call).results(others);
+    const Outputs rest = buffers.results(others);
     for (const HostTensor* t : {&rest.out, &rest.preactivation}) {
       const bool kept = std::all_of(t->data.begin(), t->data.end(), [](double x) { return std::isnan(x); });
       judgement.add_exact(kept ? "" : "out: a row that belongs to no group was written");
@@ -67,31 +62,17 @@ class ProductTrial final : public Trial {
     }
   }
 
- private:
-  Case case_;
-  Inputs inputs_;
   std::vector<std::int64_t> rows_;
-  Outputs exact_, plain_;
-  bool done_ = false;
 };
 
-class GemmCase final : public CaseOf<GemmFamily> {
+class GemmCase final : public CaseOf<GemmFamily, gemm::Case> {
  public:
-  explicit GemmCase(const gemm::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const GemmProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override { return case_.flops(); }
-  double bytes() const override { return case_.bytes(); }
-  double unfused_bytes() const override { return case_.unfused_bytes(); }
   bool is_sampled() const override { return case_.sample > 0; }
-  bool equal_runs_promised(const Device&) const override { return true; }
   std::unique_ptr<Trial> trial() const override { return std::make_unique<ProductTrial>(seeded()); }
 
+  // Which Configs fit depends on all three sizes, so the problem itself is checked, by samples.
   std::unique_ptr<verify::Case> quick_check() const override {
     constexpr double kWhole = 1e8;  // multiply-adds
     constexpr std::int64_t kSample = 24;
@@ -105,13 +86,6 @@ class GemmCase final : public CaseOf<GemmFamily> {
 
   Result<std::unique_ptr<Call>> timed_call(Device&) const override {
     return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, make_shapes(case_)));
-  }
-
-  // Which Configs fit depends on all three sizes, so the problem itself is checked, by samples.
-  std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override {
-    std::vector<std::unique_ptr<verify::Case>> list;
-    list.push_back(quick_check());
-    return list;
   }
 
  private:
@@ -133,14 +107,6 @@ class GemmCase final : public CaseOf<GemmFamily> {
     c.name = gemm::describe(c);
     return c;
   }
-
-  gemm::Case seeded() const {
-    gemm::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  gemm::Case case_;
 };
 
 }  // namespace

@@ -5,17 +5,6 @@
 #include "verify/gemm/flags.h"
 
 namespace tessera::verify {
-namespace {
-
-std::vector<std::unique_ptr<Case>> suite_of(std::string_view name) {
-  std::vector<std::unique_ptr<Case>> list;
-  for (const gemm::Case& c : gemm::suite(name)) list.push_back(gemm::gemm_case(c));
-  return list;
-}
-
-std::vector<StepCase> steps() { return {}; }
-
-}  // namespace
 
 const Family& gemm_family() {
   static const Family family = {
@@ -25,12 +14,11 @@ const Family& gemm_family() {
       "--m 1365 --n 512 --k 36096 --ta --tb --out fp32 --arch cuda:0\n"
       "--m 65536 --n 1408 --k 2048 --groups 64 --ragged rows",
       gemm::suite_names,
-      suite_of,
+      [](std::string_view name) { return as_cases(gemm::suite(name), gemm::gemm_case); },
       gemm::flags,
       gemm::described,
       gemm::explain,
       engine::gate_instances<GemmFamily>,
-      steps,
       random_gemm,
   };
   return family;

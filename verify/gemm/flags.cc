@@ -1,8 +1,6 @@
 #include "verify/gemm/flags.h"
 
-#include <charconv>
 #include <deque>
-#include <map>
 
 #include "base/format.h"
 #include "base/tensor.h"
@@ -14,28 +12,16 @@
 namespace tessera::verify::gemm {
 namespace {
 
-const std::map<std::string, DType> kTypes{
-    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
-const std::map<std::string, int> kActivationNames{
-    {"none", kIdentity}, {"relu", kRelu}, {"silu", kSilu}, {"gelu_tanh", kGeluTanh}, {"gelu_erf", kGeluErf}};
-
 Result<Case> case_from(const FlagValues& values) {
   Case c;
   GemmProblem& p = c.problem;
   p.m = p.n = p.k = 4096;
   p.dtype = DType::kBFloat16;
   const auto given = [&](const char* flag) { return values.count(flag) > 0; };
-  for (const auto& [flag, to] :
-       {std::pair{"--m", &p.m}, std::pair{"--n", &p.n}, std::pair{"--k", &p.k}, std::pair{"--groups", &p.groups}}) {
-    if (!given(flag)) continue;
-    const std::string& text = values.at(flag).front();
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, *to);
-    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
-    if (*to < 0 || *to > std::int64_t{1} << 40) return invalid(format("{} is {}; 0 to 2^40 is accepted", flag, *to));
-  }
-  if (given("--dtype")) p.dtype = kTypes.at(values.at("--dtype").front());
-  p.out_dtype = given("--out") ? kTypes.at(values.at("--out").front()) : p.dtype;
+  const Status read = read_sizes(values, {{"--m", &p.m}, {"--n", &p.n}, {"--k", &p.k}, {"--groups", &p.groups}}, 0, 40);
+  if (!read.ok()) return read;
+  if (given("--dtype")) p.dtype = kDTypes.at(values.at("--dtype").front());
+  p.out_dtype = given("--out") ? kDTypes.at(values.at("--out").front()) : p.dtype;
   if (given("--activation")) p.activation = kActivationNames.at(values.at("--activation").front());
   p.a_transposed = given("--ta");
   p.b_transposed = given("--tb");
@@ -167,20 +153,12 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
                             tessera_explain_format format) {
   const auto c = case_from(values);
   if (!c.ok()) return c.status();
-  // Alignment counts on GPUs only; a GPU that is asked about need not be present.
-  const bool for_gpu = arch != nullptr && std::string_view(arch) != "cpu";
-  Shapes shapes(*c, for_gpu ? tessera_device{TESSERA_CUDA, 0} : device);
+  Shapes shapes(*c, place_of(device, arch));
   const tessera_gemm args = arguments(*c, shapes);
   const auto op = static_cast<tessera_gemm_op>(c->problem.op);
-  std::size_t needed = 0;
-  tessera_status status = tessera_gemm_explain(op, &args, arch, format, nullptr, 0, &needed);
-  std::string text(needed, '\0');
-  if (status == TESSERA_OK) {
-    status = tessera_gemm_explain(op, &args, arch, format, text.data(), text.size(), &needed);
-  }
-  if (status != TESSERA_OK) return Status(status, tessera_last_error());
-  text.resize(needed - 1);
-  return text;
+  return text_from([&](char* text, std::size_t capacity, std::size_t* needed) {
+    return tessera_gemm_explain(op, &args, arch, format, text, capacity, needed);
+  });
 }
 
 }  // namespace tessera::verify::gemm

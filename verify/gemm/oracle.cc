@@ -77,23 +77,6 @@ Real f_prime(int activation, Real x) {
   }
 }
 
-double largest(const HostTensor& t) {
-  double most = 0;
-  for (const double x : t.data) most = std::max(most, std::abs(x));
-  return most;
-}
-
-// The largest norm of the vectors of length K in an operand: of its rows, or of its columns if it is stored by rows of K.
-double largest_norm(const HostTensor& t, bool by_rows_of_k) {
-  std::vector<double> squares(static_cast<std::size_t>(t.shape[by_rows_of_k ? 3 : 2]));
-  for (std::int64_t i = 0; i < t.shape[2]; ++i) {
-    for (std::int64_t j = 0; j < t.shape[3]; ++j) {
-      squares[static_cast<std::size_t>(by_rows_of_k ? j : i)] += t.at(0, 0, i, j) * t.at(0, 0, i, j);
-    }
-  }
-  return squares.empty() ? 0 : std::sqrt(*std::max_element(squares.begin(), squares.end()));
-}
-
 // A bound of the sums of absolute terms: by Cauchy and Schwarz, that of a product is the product of the norms.
 struct Terms {
   double preactivation = 0, out = 0;

@@ -129,6 +129,8 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {72, 56, 5000}, {transposed(true, true)}));
     out.push_back(make(dtype, {61, 45, 4099}, {transposed(true, true), residual(), to_fp32()}));
     out.push_back(make(dtype, {16, 130, 4096}, {bias(), activation(kGeluTanh), preactivation()}));
+    // Two wide tiles of rows, for which the sum must be long.
+    if (dtype == DType::kBFloat16) out.push_back(make(dtype, {512, 640, 18000}, {transposed(true, true)}));
     // Groups: empty ones, single rows, the edges of tiles; more groups than a warp has lanes.
     for (const Routing routing : {Routing::kEven, Routing::kRandom, Routing::kHalf}) {
       out.push_back(make(dtype, {640, 200, 136}, {groups(7, kRaggedRows, routing)}));
@@ -167,6 +169,10 @@ std::vector<Case> full() {
                        {sampled(60), groups(8, kRaggedRows, Routing::kHalf), gated(), activation(kSilu)}));
     out.push_back(
         make(dtype, {520, 776, 9000}, {sampled(60), groups(8, kRaggedSums, Routing::kRandom), transposed(true, true)}));
+    if (dtype == DType::kBFloat16) {
+      out.push_back(make(dtype, {1024, 1024, 9000},
+                         {sampled(60), groups(8, kRaggedSums, Routing::kRandom), transposed(true, true)}));
+    }
     // Many tiles: every CTA has several.
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), bias(), activation(kSilu)}));
     out.push_back(make(dtype, {5000, 1376, 200}, {sampled(40), bias(), activation(kSilu), preactivation()}));
@@ -266,6 +272,13 @@ std::vector<Case> bench_gpu() {
       make(kType, {65536, 1408, 2048}, {tagged("grouped"), groups(64, kRaggedRows), gated(), activation(kSilu)}));
   for (const std::int64_t m : {1, 16, 128}) out.push_back(make(kType, {m, 4096, 4096}, {tagged("few_rows")}));
   return out;
+}
+
+std::vector<Case> evidence() {
+  constexpr DType kType = DType::kBFloat16;
+  return {make(kType, {4096, 4096, 4096}, {sampled(24)}), make(kType, {16, 4096, 4096}, {sampled(16)}),
+          make(kType, {36096, 1365, 512}, {sampled(24), bias(), activation(kSilu), preactivation()}),
+          make(kType, {36096, 512, 1365}, {sampled(24), bias(), residual()})};
 }
 
 }  // namespace
@@ -380,7 +393,7 @@ std::string describe(const Case& c) {
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -392,16 +405,8 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "sanitize") all = sanitize();
   if (name == "bench") all = bench();
   if (name == "bench-gpu") all = bench_gpu();
-  // A shape may come up twice on the way through the loops; the list has it once.
-  std::vector<Case> out;
-  std::vector<std::string> seen;
-  for (Case& c : all) {
-    const auto at = std::lower_bound(seen.begin(), seen.end(), c.name);
-    if (at != seen.end() && *at == c.name) continue;
-    seen.insert(at, c.name);
-    out.push_back(std::move(c));
-  }
-  return out;
+  if (name == "evidence") all = evidence();
+  return once_each(std::move(all));
 }
 
 }  // namespace tessera::verify::gemm

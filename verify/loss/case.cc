@@ -30,13 +30,7 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
   args_.reduction = static_cast<tessera_reduction>(p.reduction);
 }
 
-std::vector<Buffer*> Buffers::buffers() {
-  std::vector<Buffer*> used;
-  for (Buffer* b : {&params_, &target_, &out_, &dparams_}) {
-    if (b->used()) used.push_back(b);
-  }
-  return used;
-}
+std::vector<Buffer*> Buffers::buffers() { return used_of({&params_, &target_, &out_, &dparams_}); }
 
 tessera_status Buffers::plan(tessera_plan** plan) {
   return tessera_loss_plan_create(TESSERA_LOSS_GMM_NLL, &args_, plan);
@@ -59,72 +53,35 @@ Outputs Buffers::results() const {
 
 namespace {
 
-class LossTrial final : public Trial {
+class LossTrial final : public TrialOf<Case, Inputs, Outputs, Buffers> {
  public:
-  explicit LossTrial(const Case& c) : case_(c), inputs_(make_inputs(c)) {}
+  explicit LossTrial(const Case& c) : TrialOf(c, make_inputs(c)) {}
 
-  Result<std::unique_ptr<Call>> call(verify::Device&, int) override {
-    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
-  }
-  void expect(int threads) override {
-    if (done_) return;
+ private:
+  void compute(int threads) override {
     exact_ = expected(inputs_, threads);
     plain_ = plain(inputs_, threads);
-    done_ = true;
   }
-  void judge(const Call& call, int threads, Judgement& judgement) override {
-    expect(threads);
-    const Outputs got = static_cast<const Buffers&>(call).results();
+  void compare(const Buffers& buffers, Judgement& judgement) override {
+    const Outputs got = buffers.results();
     judgement.add("out", verify::judge(got.out, exact_.out, plain_.out, DType::kFloat32, 4));
     if (case_.problem.gradient) {
       judgement.add("dparams",
                     verify::judge(got.dparams, exact_.dparams, plain_.dparams, case_.problem.dtype, case_.floor));
     }
   }
-
- private:
-  Case case_;
-  Inputs inputs_;
-  Outputs exact_, plain_;
-  bool done_ = false;
 };
 
-class LossCase final : public CaseOf<LossFamily> {
+class LossCase final : public CaseOf<LossFamily, loss::Case> {
  public:
-  explicit LossCase(const loss::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const LossProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override {
-    return 20 * static_cast<double>(case_.problem.rows) * static_cast<double>(case_.problem.components);
-  }
-  double bytes() const override { return case_.bytes(); }
-  double unfused_bytes() const override { return 8 * case_.bytes(); }
   Bound bound() const override { return Bound::kMemory; }
-  bool equal_runs_promised(const verify::Device&) const override { return true; }
   std::unique_ptr<Trial> trial() const override { return std::make_unique<LossTrial>(seeded()); }
   std::unique_ptr<verify::Case> quick_check() const override { return loss_case(seeded()); }
   Result<std::unique_ptr<Call>> timed_call(verify::Device&) const override {
     return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, make_inputs(case_)));
   }
-  std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override {
-    std::vector<std::unique_ptr<verify::Case>> list;
-    list.push_back(quick_check());
-    return list;
-  }
-
- private:
-  loss::Case seeded() const {
-    loss::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  loss::Case case_;
 };
 
 }  // namespace

@@ -32,7 +32,9 @@ struct Case {
   double floor = 1;  // of the accuracy rule, in epsilons: see verify::judge
   std::vector<std::string> tags;
 
+  double flops() const;
   double bytes() const;
+  double unfused_bytes() const;
 };
 
 // Completes name and floor.
@@ -66,3 +68,10 @@ class Buffers final : public Call {
 std::unique_ptr<verify::Case> loss_case(const Case& c);
 
 }  // namespace tessera::verify::loss
+
+namespace tessera::verify {
+
+// Of all ops of the family.
+std::unique_ptr<Case> random_loss(std::uint64_t number);
+
+}  // namespace tessera::verify

@@ -1,7 +1,6 @@
 // Losses as verify sees them, and problems by flags of the command line.
 #include "verify/family.h"
 
-#include <charconv>
 #include <map>
 
 #include "api/plan.h"
@@ -15,8 +14,6 @@ namespace tessera::verify {
 namespace loss {
 namespace {
 
-const std::map<std::string, DType> kTypes{
-    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
 const std::map<std::string, Reduction> kReductions{
     {"none", Reduction::kNone}, {"mean", Reduction::kMean}, {"sum", Reduction::kSum}};
 
@@ -35,7 +32,7 @@ std::vector<Flag> flags() {
 Result<LossProblem> problem_from(const FlagValues& values) {
   LossProblem p;
   const auto given = [&](const char* flag) { return values.count(flag) > 0; };
-  p.dtype = given("--dtype") ? kTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
+  p.dtype = given("--dtype") ? kDTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
   if (given("--reduction")) p.reduction = kReductions.at(values.at("--reduction").front());
   const bool linear = given("--classes");
   if (linear) p.op = LossOp::kLinearCrossEntropy;
@@ -46,15 +43,9 @@ Result<LossProblem> problem_from(const FlagValues& values) {
   p.width = linear ? 4096 : 0;
   if (given("--width") && !linear) return invalid("--width is given without --classes");
   if (given("--k") && linear) return invalid("--k is given with --classes");
-  for (const auto& [flag, to] : {std::pair{"--rows", &p.rows}, std::pair{"--k", &p.components},
-                                 std::pair{"--classes", &p.classes}, std::pair{"--width", &p.width}}) {
-    if (!given(flag)) continue;
-    const std::string& text = values.at(flag).front();
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, *to);
-    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
-    if (*to < 1 || *to > std::int64_t{1} << 32) return invalid(format("{} is {}; 1 to 2^32 is accepted", flag, *to));
-  }
+  const Status read = read_sizes(
+      values, {{"--rows", &p.rows}, {"--k", &p.components}, {"--classes", &p.classes}, {"--width", &p.width}}, 1, 32);
+  if (!read.ok()) return read;
   return p;
 }
 
@@ -91,13 +82,10 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
 namespace {
 
 std::vector<std::unique_ptr<Case>> suite_of(std::string_view name) {
-  std::vector<std::unique_ptr<Case>> list;
-  for (const loss::Case& c : loss::suite(name)) list.push_back(loss::loss_case(c));
+  auto list = as_cases(loss::suite(name), loss::loss_case);
   for (const auto& c : linear_cross_entropy::suite(name)) list.push_back(linear_cross_entropy_case(c));
   return list;
 }
-
-std::vector<StepCase> steps() { return {}; }
 
 }  // namespace
 
@@ -113,7 +101,7 @@ const Family& loss_family() {
       loss::described,
       loss::explain,
       engine::gate_instances<LossFamily>,
-      steps,
+      random_loss,
   };
   return family;
 }

@@ -12,23 +12,6 @@
 namespace tessera::verify::linear_cross_entropy {
 namespace {
 
-double largest(const HostTensor& t) {
-  double most = 0;
-  for (const double x : t.data) most = std::max(most, std::abs(x));
-  return most;
-}
-
-// The largest norm of a matrix's rows, or of its columns.
-double largest_norm(const HostTensor& t, bool of_columns) {
-  std::vector<double> squares(static_cast<std::size_t>(t.shape[of_columns ? 3 : 2]));
-  for (std::int64_t i = 0; i < t.shape[2]; ++i) {
-    for (std::int64_t j = 0; j < t.shape[3]; ++j) {
-      squares[static_cast<std::size_t>(of_columns ? j : i)] += t.at(0, 0, i, j) * t.at(0, 0, i, j);
-    }
-  }
-  return squares.empty() ? 0 : std::sqrt(*std::max_element(squares.begin(), squares.end()));
-}
-
 // sum over i of a(row, i) b(i, column), with a(row, i) = value_a(row, i). terms: by Cauchy and Schwarz, and what the errors
 // of A add.
 template <class Real, class A, class B>
@@ -115,23 +98,18 @@ Outputs compute(const LossProblem& p, const Inputs& in, int threads) {
   return results;
 }
 
-class Trial final : public verify::Trial {
+class Trial final : public TrialOf<Case, Inputs, Outputs, Buffers> {
  public:
-  explicit Trial(const Case& c) : case_(c), inputs_(make_inputs(c)) {}
+  explicit Trial(const Case& c) : TrialOf(c, make_inputs(c)) {}
 
-  Result<std::unique_ptr<Call>> call(Device&, int) override {
-    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
-  }
-  void expect(int threads) override {
-    if (done_) return;
+ private:
+  void compute(int threads) override {
     exact_ = linear_cross_entropy::expected(case_.problem, inputs_, threads);
     plain_ = linear_cross_entropy::plain(case_.problem, inputs_, threads);
-    done_ = true;
   }
-  void judge(const Call& call, int threads, Judgement& judgement) override {
-    expect(threads);
+  void compare(const Buffers& buffers, Judgement& judgement) override {
     const LossProblem& p = case_.problem;
-    const Outputs got = static_cast<const Buffers&>(call).results();
+    const Outputs got = buffers.results();
     // fp32 sums in another order, and functions that are good to an ulp or two, need tolerance where the plain computation
     // may be exact by luck. dweight is rounded up to eight times.
     const double floor = p.dtype == DType::kFloat32 ? 4 : 2;
@@ -143,12 +121,6 @@ class Trial final : public verify::Trial {
       judgement.add("dweight", verify::judge(got.dweight, exact_.dweight, plain_.dweight, p.dtype, floor));
     }
   }
-
- private:
-  Case case_;
-  Inputs inputs_;
-  Outputs exact_, plain_;
-  bool done_ = false;
 };
 
 Inputs make_shapes(const Case& c) {
@@ -166,32 +138,10 @@ Inputs make_shapes(const Case& c) {
   return in;
 }
 
-class LinearCrossEntropyCase final : public CaseOf<LossFamily> {
+class LinearCrossEntropyCase final : public CaseOf<LossFamily, linear_cross_entropy::Case> {
  public:
-  explicit LinearCrossEntropyCase(const linear_cross_entropy::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const LossProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override {
-    const LossProblem& p = case_.problem;
-    return 2 * elements(p.rows, p.classes) * static_cast<double>(p.width) *
-           (1 + (p.dhidden ? 1 : 0) + (p.dweight ? 1 : 0));
-  }
-  double bytes() const override {
-    const LossProblem& p = case_.problem;
-    return (elements(p.rows, p.width) * (p.dhidden ? 2 : 1) + elements(p.classes, p.width) * (p.dweight ? 2 : 1)) *
-           static_cast<double>(size_of(p.dtype));
-  }
-  // Logits are written, read twice for the loss, and their gradient is written and read twice.
-  double unfused_bytes() const override {
-    const LossProblem& p = case_.problem;
-    return bytes() + elements(p.rows, p.classes) * static_cast<double>(size_of(p.dtype)) * (p.dweight ? 7 : 3);
-  }
-  bool equal_runs_promised(const Device&) const override { return true; }
   std::unique_ptr<verify::Trial> trial() const override { return std::make_unique<Trial>(seeded()); }
   std::unique_ptr<verify::Case> quick_check() const override {
     linear_cross_entropy::Case c = seeded();
@@ -205,18 +155,6 @@ class LinearCrossEntropyCase final : public CaseOf<LossFamily> {
     return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, make_shapes(case_)));
   }
   std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override { return {}; }
-
- private:
-  static double elements(std::int64_t rows, std::int64_t columns) {
-    return static_cast<double>(rows) * static_cast<double>(columns);
-  }
-  linear_cross_entropy::Case seeded() const {
-    linear_cross_entropy::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  linear_cross_entropy::Case case_;
 };
 
 struct Shape {
@@ -248,9 +186,31 @@ Case make(DType dtype, const Shape& s, const Options& o) {
   return c;
 }
 
+double elements(std::int64_t rows, std::int64_t columns) {
+  return static_cast<double>(rows) * static_cast<double>(columns);
+}
+
 constexpr DType kAllTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 }  // namespace
+
+double Case::flops() const {
+  const LossProblem& p = problem;
+  return 2 * elements(p.rows, p.classes) * static_cast<double>(p.width) *
+         (1 + (p.dhidden ? 1 : 0) + (p.dweight ? 1 : 0));
+}
+
+double Case::bytes() const {
+  const LossProblem& p = problem;
+  return (elements(p.rows, p.width) * (p.dhidden ? 2 : 1) + elements(p.classes, p.width) * (p.dweight ? 2 : 1)) *
+         static_cast<double>(size_of(p.dtype));
+}
+
+// Logits are written, read twice for the loss, and their gradient is written and read twice.
+double Case::unfused_bytes() const {
+  const LossProblem& p = problem;
+  return bytes() + elements(p.rows, p.classes) * static_cast<double>(size_of(p.dtype)) * (p.dweight ? 7 : 3);
+}
 
 void complete(Case& c) {
   LossProblem& p = c.problem;
@@ -338,11 +298,7 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
 }
 
 std::vector<Buffer*> Buffers::buffers() {
-  std::vector<Buffer*> used;
-  for (Buffer* b : {&hidden_, &weight_, &target_, &dout_, &out_, &dhidden_, &dweight_}) {
-    if (b->used()) used.push_back(b);
-  }
-  return used;
+  return used_of({&hidden_, &weight_, &target_, &dout_, &out_, &dhidden_, &dweight_});
 }
 
 tessera_status Buffers::plan(tessera_plan** plan) {
@@ -397,6 +353,8 @@ std::vector<Case> suite(std::string_view name) {
   } else if (name == "bench-gpu") {
     out.push_back(make(DType::kBFloat16, {8192, 4096, 131072}, {.gradient = false}));
     out.push_back(make(DType::kBFloat16, {8192, 4096, 131072}, {}));
+  } else if (name == "evidence") {
+    out.push_back(make(DType::kBFloat16, {128, 512, 8000}, {}));
   }
   for (Case& c : out) c.tags.emplace_back("linear_cross_entropy");
   return out;

@@ -23,6 +23,10 @@ struct Case {
   bool unaligned = false;  // 3 elements after every row
   std::uint64_t seed = 1;
   std::vector<std::string> tags;
+
+  double flops() const;
+  double bytes() const;
+  double unfused_bytes() const;
 };
 
 // Completes the name and what the problem says about alignment.

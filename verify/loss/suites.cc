@@ -95,6 +95,8 @@ std::vector<Case> bench_gpu() {
   return out;
 }
 
+std::vector<Case> evidence() { return {make(DType::kBFloat16, 32000, 10, {gradient()})}; }
+
 }  // namespace
 
 const char* name_of(Distribution distribution) {
@@ -112,6 +114,10 @@ const char* name_of(Distribution distribution) {
   }
   return "?";
 }
+
+double Case::flops() const { return 20 * static_cast<double>(problem.rows) * static_cast<double>(problem.components); }
+
+double Case::unfused_bytes() const { return 8 * bytes(); }
 
 double Case::bytes() const {
   const LossProblem& p = problem;
@@ -163,7 +169,7 @@ Inputs make_inputs(const Case& c) {
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -174,6 +180,7 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "sanitize") return sanitize();
   if (name == "bench") return bench();
   if (name == "bench-gpu") return bench_gpu();
+  if (name == "evidence") return evidence();
   return {};
 }
 

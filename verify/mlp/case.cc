@@ -8,21 +8,16 @@ namespace {
 
 using T = MlpTensor;
 
-class MlpTrial final : public Trial {
+class MlpTrial final : public TrialOf<Case, Tensors, Tensors, Buffers> {
  public:
-  explicit MlpTrial(const Case& c) : case_(c), inputs_(make_inputs(c)) {}
+  explicit MlpTrial(const Case& c) : TrialOf(c, make_inputs(c)) {}
 
-  Result<std::unique_ptr<Call>> call(Device&, int) override {
-    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
-  }
-  void expect(int threads) override {
-    if (done_) return;
+ private:
+  void compute(int threads) override {
     exact_ = exact(case_.problem, inputs_, threads);
     plain_ = plain(case_.problem, inputs_, threads);
-    done_ = true;
   }
-  void judge(const Call& call, int threads, Judgement& judgement) override {
-    expect(threads);
+  void compare(const Buffers& buffers, Judgement& judgement) override {
     const MlpProblem& p = case_.problem;
     // fp32 sums in another order, and functions that are good to an ulp or two, need tolerance where the plain
     // computation may be exact by luck.
@@ -31,32 +26,16 @@ class MlpTrial final : public Trial {
       const T t = static_cast<T>(i);
       const auto at = static_cast<std::size_t>(i);
       if (!p.has(t) || !is_written(p, t)) continue;
-      const HostTensor got = static_cast<const Buffers&>(call).result(t);
+      const HostTensor got = buffers.result(t);
       judgement.add(name_of(t), verify::judge(got, exact_[at], plain_[at], p.dtype, floor));
     }
   }
-
- private:
-  Case case_;
-  Tensors inputs_;
-  Tensors exact_, plain_;
-  bool done_ = false;
 };
 
-class MlpCase final : public CaseOf<MlpFamily> {
+class MlpCase final : public CaseOf<MlpFamily, mlp::Case> {
  public:
-  explicit MlpCase(const mlp::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const MlpProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override { return case_.flops(); }
-  double bytes() const override { return case_.bytes(); }
-  double unfused_bytes() const override { return case_.unfused_bytes(); }
-  bool equal_runs_promised(const Device&) const override { return true; }
   std::unique_ptr<Trial> trial() const override { return std::make_unique<MlpTrial>(seeded()); }
 
   // Fewer rows: those of a large case would take the oracle minutes.
@@ -73,15 +52,6 @@ class MlpCase final : public CaseOf<MlpFamily> {
   }
 
   std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override { return {}; }
-
- private:
-  mlp::Case seeded() const {
-    mlp::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  mlp::Case case_;
 };
 
 }  // namespace

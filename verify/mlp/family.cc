@@ -1,13 +1,11 @@
 // MLP as verify sees it, and problems by flags of the command line.
 #include "mlp/family.h"
 
-#include <charconv>
-#include <map>
-
 #include "base/format.h"
 #include "base/tensor.h"
 #include "mlp/check.h"
 #include "verify/family.h"
+#include "verify/gemm/flags.h"
 #include "verify/mlp/buffers.h"
 
 namespace tessera::verify {
@@ -15,11 +13,6 @@ namespace mlp {
 namespace {
 
 using T = MlpTensor;
-
-const std::map<std::string, DType> kTypes{
-    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
-const std::map<std::string, int> kActivationNames{
-    {"none", kIdentity}, {"relu", kRelu}, {"silu", kSilu}, {"gelu_tanh", kGeluTanh}, {"gelu_erf", kGeluErf}};
 
 std::vector<Flag> flags() {
   return {
@@ -47,18 +40,11 @@ Result<Case> case_from(const FlagValues& values) {
   p.m = 8192, p.k = 4096, p.hidden = 11008;
   p.dtype = DType::kBFloat16;
   const auto given = [&](const char* flag) { return values.count(flag) > 0; };
-  for (const auto& [flag, to] :
-       {std::pair{"--m", &p.m}, std::pair{"--k", &p.k}, std::pair{"--hidden", &p.hidden}, std::pair{"--n", &p.n}}) {
-    if (to == &p.n) p.n = p.k;
-    if (!given(flag)) continue;
-    const std::string& text = values.at(flag).front();
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, *to);
-    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
-    if (*to < 0 || *to > std::int64_t{1} << 40) return invalid(format("{} is {}; 0 to 2^40 is accepted", flag, *to));
-  }
-  if (given("--dtype")) p.dtype = kTypes.at(values.at("--dtype").front());
-  if (given("--activation")) p.activation = kActivationNames.at(values.at("--activation").front());
+  const Status read = read_sizes(values, {{"--m", &p.m}, {"--k", &p.k}, {"--hidden", &p.hidden}, {"--n", &p.n}}, 0, 40);
+  if (!read.ok()) return read;
+  if (!given("--n")) p.n = p.k;
+  if (given("--dtype")) p.dtype = kDTypes.at(values.at("--dtype").front());
+  if (given("--activation")) p.activation = gemm::kActivationNames.at(values.at("--activation").front());
   p.op = given("--backward") ? MlpOp::kBackward : MlpOp::kForward;
   const bool forward = p.op == MlpOp::kForward, gated = given("--gate"), biased = given("--bias");
   const auto give = [&](bool wanted, std::initializer_list<T> tensors) {
@@ -119,28 +105,12 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
                             tessera_explain_format format) {
   const auto c = case_from(values);
   if (!c.ok()) return c.status();
-  // Alignment counts on GPUs only; a GPU that is asked about need not be present.
-  const bool for_gpu = arch != nullptr && std::string_view(arch) != "cpu";
-  const Shapes shapes(*c, for_gpu ? tessera_device{TESSERA_CUDA, 0} : device);
+  const Shapes shapes(*c, place_of(device, arch));
   const auto op = static_cast<tessera_mlp_op>(c->problem.op);
-  std::size_t needed = 0;
-  tessera_status status = tessera_mlp_explain(op, &shapes.args, arch, format, nullptr, 0, &needed);
-  std::string text(needed, '\0');
-  if (status == TESSERA_OK) {
-    status = tessera_mlp_explain(op, &shapes.args, arch, format, text.data(), text.size(), &needed);
-  }
-  if (status != TESSERA_OK) return Status(status, tessera_last_error());
-  text.resize(needed - 1);
-  return text;
+  return text_from([&](char* text, std::size_t capacity, std::size_t* needed) {
+    return tessera_mlp_explain(op, &shapes.args, arch, format, text, capacity, needed);
+  });
 }
-
-std::vector<std::unique_ptr<verify::Case>> suite_of(std::string_view name) {
-  std::vector<std::unique_ptr<verify::Case>> list;
-  for (const Case& c : suite(name)) list.push_back(mlp_case(c));
-  return list;
-}
-
-std::vector<StepCase> steps() { return {}; }
 
 }  // namespace
 }  // namespace mlp
@@ -151,12 +121,11 @@ const Family& mlp_family() {
       "--m 36096 --k 512 --hidden 1365\n"
       "--m 8192 --k 4096 --hidden 11008 --gate --backward --kept --arch sm_80,sm_90a",
       mlp::suite_names,
-      mlp::suite_of,
+      [](std::string_view name) { return as_cases(mlp::suite(name), mlp::mlp_case); },
       mlp::flags,
       mlp::described,
       mlp::explain,
       engine::gate_instances<MlpFamily>,
-      mlp::steps,
   };
   return family;
 }

@@ -10,23 +10,6 @@ namespace {
 
 using T = MlpTensor;
 
-double largest(const HostTensor& t) {
-  double most = 0;
-  for (const double x : t.data) most = std::max(most, std::abs(x));
-  return most;
-}
-
-// The largest norm of a matrix's rows, or of its columns.
-double largest_norm(const HostTensor& t, bool of_columns) {
-  std::vector<double> squares(static_cast<std::size_t>(t.shape[of_columns ? 3 : 2]));
-  for (std::int64_t i = 0; i < t.shape[2]; ++i) {
-    for (std::int64_t j = 0; j < t.shape[3]; ++j) {
-      squares[static_cast<std::size_t>(of_columns ? j : i)] += t.at(0, 0, i, j) * t.at(0, 0, i, j);
-    }
-  }
-  return squares.empty() ? 0 : std::sqrt(*std::max_element(squares.begin(), squares.end()));
-}
-
 constexpr double kSteepest = 1.2;  // of all activations, and of their derivatives
 
 // Real: double for the oracle, float for the plain computation, which also rounds every tensor.

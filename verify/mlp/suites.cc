@@ -54,6 +54,9 @@ Case make(DType dtype, const Shape& s, const Options& o) {
 }
 
 constexpr Shape kOdd{70, 40, 45, 33}, kEven{136, 64, 72, 48};
+// Few output columns, and as many rows as make one kernel the fastest: an odd number of tiles of hidden columns, of which the
+// last is not full, and rows of out that are not aligned; an even number, and two row tiles for most CTAs; all of K.
+constexpr Shape kNarrow{16800, 72, 400, 30}, kNarrowTwice{33700, 16, 320, 32}, kNarrowDeep{16500, 512, 160, 8};
 
 std::vector<Case> quick() {
   std::vector<Case> out;
@@ -98,6 +101,10 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {2600, 96, 205, 88}, {.biased = true, .kept = true}));
     out.push_back(make(dtype, {2600, 96, 205, 88}, {.op = kBackward, .biased = true, .kept = true}));
     out.push_back(make(dtype, {2600, 96, 200, 88}, {.op = kBackward, .gated = true}));
+    for (const Shape& s : {kNarrow, kNarrowTwice, kNarrowDeep}) out.push_back(make(dtype, s, {}));
+    for (const int f : {kIdentity, kRelu, kGeluTanh, kGeluErf}) {
+      out.push_back(make(dtype, {16897, 16, 320, 5}, {.activation = f}));
+    }
   }
   return out;
 }
@@ -114,12 +121,13 @@ std::vector<Case> hostile() {
         out.push_back(make(dtype, kOdd, {.op = op, .gated = gated, .kept = true, .scale = 1e-3}));
       }
     }
+    if (dtype != DType::kFloat32) out.push_back(make(dtype, {16800, 16, 320, 5}, {.scale = 100.0}));
   }
   return out;
 }
 
 std::vector<Case> sanitize() {
-  std::vector<Case> out;
+  std::vector<Case> out = {make(DType::kBFloat16, kNarrow, {})};
   for (const bool gated : {false, true}) {
     out.push_back(make(DType::kBFloat16, kOdd, {.gated = gated, .biased = true, .kept = true}));
     out.push_back(make(DType::kBFloat16, kOdd, {.op = MlpOp::kBackward, .gated = gated, .layout = Layout::kUnaligned}));
@@ -141,8 +149,15 @@ std::vector<Case> bench_gpu() {
     out.push_back(make(DType::kBFloat16, shape,
                        {.op = MlpOp::kBackward, .gated = gated, .kept = true, .layout = Layout::kFreeHidden}));
   }
+  out.push_back(make(DType::kBFloat16, {32000, 512, 13656, 32}, {}));
   for (Case& c : out) c.tags.emplace_back("mlp");
   return out;
+}
+
+std::vector<Case> evidence() {
+  constexpr Shape kShape{256, 512, 1365, 512};
+  return {make(DType::kBFloat16, kShape, {.kept = true, .layout = Layout::kFreeHidden}),
+          make(DType::kBFloat16, kShape, {.op = MlpOp::kBackward, .kept = true, .layout = Layout::kFreeHidden})};
 }
 
 HostTensor tensor_of(const MlpProblem& p, T tensor, bool with_values) {
@@ -296,7 +311,7 @@ double Case::unfused_bytes() const {
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -307,6 +322,7 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "sanitize") return sanitize();
   if (name == "bench") return bench();
   if (name == "bench-gpu") return bench_gpu();
+  if (name == "evidence") return evidence();
   return {};
 }
 

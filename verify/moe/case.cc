@@ -9,27 +9,22 @@ namespace {
 
 using T = MoeTensor;
 
-class MoeTrial final : public Trial {
+class MoeTrial final : public TrialOf<Case, Tensors, Tensors, Buffers> {
  public:
-  explicit MoeTrial(const Case& c) : case_(c), inputs_(make_inputs(c, Values::kAll)) {}
+  explicit MoeTrial(const Case& c) : TrialOf(c, make_inputs(c, Values::kAll)) {}
 
-  Result<std::unique_ptr<Call>> call(Device&, int) override {
-    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
-  }
-  void expect(int threads) override {
-    if (done_) return;
+ private:
+  void compute(int threads) override {
     exact_ = exact(case_.problem, inputs_, threads);
     plain_ = plain(case_.problem, inputs_, threads);
-    done_ = true;
   }
-  void judge(const Call& call, int threads, Judgement& judgement) override {
-    expect(threads);
+  void compare(const Buffers& buffers, Judgement& judgement) override {
     const MoeProblem& p = case_.problem;
     for (int i = 0; i < kMoeGivenTensors; ++i) {
       const T t = static_cast<T>(i);
       const auto at = static_cast<std::size_t>(i);
       if (!p.has(t) || !is_written(p, t)) continue;
-      HostTensor got = static_cast<const Buffers&>(call).result(t);
+      HostTensor got = buffers.result(t);
       if (is_integer(t)) {
         judgement.add_exact(difference(name_of(t), got, exact_[at]));
         continue;
@@ -43,34 +38,18 @@ class MoeTrial final : public Trial {
     }
   }
 
- private:
   static std::string difference(const char* name, const HostTensor& got, const HostTensor& want) {
     for (std::size_t n = 0; n < want.data.size(); ++n) {
       if (got.data[n] != want.data[n]) return format("{}[{}] is {}, not {}", name, n, got.data[n], want.data[n]);
     }
     return {};
   }
-
-  Case case_;
-  Tensors inputs_;
-  Tensors exact_, plain_;
-  bool done_ = false;
 };
 
-class MoeCase final : public CaseOf<MoeFamily> {
+class MoeCase final : public CaseOf<MoeFamily, moe::Case> {
  public:
-  explicit MoeCase(const moe::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const MoeProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override { return case_.flops(); }
-  double bytes() const override { return case_.bytes(); }
-  double unfused_bytes() const override { return case_.unfused_bytes(); }
-  bool equal_runs_promised(const Device&) const override { return true; }
   std::unique_ptr<Trial> trial() const override { return std::make_unique<MoeTrial>(seeded()); }
 
   // Fewer tokens and hidden columns: those of a large case would take the oracle minutes.
@@ -89,15 +68,6 @@ class MoeCase final : public CaseOf<MoeFamily> {
   }
 
   std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override { return {}; }
-
- private:
-  moe::Case seeded() const {
-    moe::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  moe::Case case_;
 };
 
 }  // namespace

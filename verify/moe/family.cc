@@ -1,13 +1,13 @@
 // Mixtures of experts as verify sees them, and problems by flags of the command line.
 #include "moe/family.h"
 
-#include <charconv>
 #include <map>
 
 #include "base/format.h"
 #include "base/tensor.h"
 #include "moe/check.h"
 #include "verify/family.h"
+#include "verify/gemm/flags.h"
 #include "verify/moe/cases.h"
 
 namespace tessera::verify {
@@ -16,10 +16,6 @@ namespace {
 
 using T = MoeTensor;
 
-const std::map<std::string, DType> kTypes{
-    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
-const std::map<std::string, int> kActivationNames{
-    {"none", kIdentity}, {"relu", kRelu}, {"silu", kSilu}, {"gelu_tanh", kGeluTanh}, {"gelu_erf", kGeluErf}};
 const std::map<std::string, int> kScorings{{"softmax", kMoeSoftmax}, {"sigmoid", kMoeSigmoid}, {"given", kMoeGiven}};
 
 std::vector<Flag> flags() {
@@ -54,17 +50,12 @@ Result<Case> case_from(const FlagValues& values) {
   p.m = 8192, p.k = 4096, p.hidden = 14336, p.experts = 8, p.top_k = 2;
   p.dtype = DType::kBFloat16;
   const auto given = [&](const char* flag) { return values.count(flag) > 0; };
-  for (const auto& [flag, to] : {std::pair{"--m", &p.m}, std::pair{"--k", &p.k}, std::pair{"--hidden", &p.hidden},
-                                 std::pair{"--experts", &p.experts}, std::pair{"--top-k", &p.top_k}}) {
-    if (!given(flag)) continue;
-    const std::string& text = values.at(flag).front();
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, *to);
-    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
-    if (*to < 0 || *to > std::int64_t{1} << 31) return invalid(format("{} is {}; 0 to 2^31 is accepted", flag, *to));
-  }
-  if (given("--dtype")) p.dtype = kTypes.at(values.at("--dtype").front());
-  if (given("--activation")) p.activation = kActivationNames.at(values.at("--activation").front());
+  const Status read = read_sizes(
+      values, {{"--m", &p.m}, {"--k", &p.k}, {"--hidden", &p.hidden}, {"--experts", &p.experts}, {"--top-k", &p.top_k}},
+      0, 31);
+  if (!read.ok()) return read;
+  if (given("--dtype")) p.dtype = kDTypes.at(values.at("--dtype").front());
+  if (given("--activation")) p.activation = gemm::kActivationNames.at(values.at("--activation").front());
   if (given("--scoring")) p.scoring = kScorings.at(values.at("--scoring").front());
   p.op = given("--backward") ? MoeOp::kBackward : MoeOp::kForward;
   const bool forward = p.op == MoeOp::kForward, gated = given("--gate"), routes = p.scoring != kMoeGiven;
@@ -127,28 +118,12 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
                             tessera_explain_format format) {
   const auto c = case_from(values);
   if (!c.ok()) return c.status();
-  // Alignment counts on GPUs only; a GPU that is asked about need not be present.
-  const bool for_gpu = arch != nullptr && std::string_view(arch) != "cpu";
-  const Shapes shapes(*c, for_gpu ? tessera_device{TESSERA_CUDA, 0} : device);
+  const Shapes shapes(*c, place_of(device, arch));
   const auto op = static_cast<tessera_moe_op>(c->problem.op);
-  std::size_t needed = 0;
-  tessera_status status = tessera_moe_explain(op, &shapes.args, arch, format, nullptr, 0, &needed);
-  std::string text(needed, '\0');
-  if (status == TESSERA_OK) {
-    status = tessera_moe_explain(op, &shapes.args, arch, format, text.data(), text.size(), &needed);
-  }
-  if (status != TESSERA_OK) return Status(status, tessera_last_error());
-  text.resize(needed - 1);
-  return text;
+  return text_from([&](char* text, std::size_t capacity, std::size_t* needed) {
+    return tessera_moe_explain(op, &shapes.args, arch, format, text, capacity, needed);
+  });
 }
-
-std::vector<std::unique_ptr<verify::Case>> suite_of(std::string_view name) {
-  std::vector<std::unique_ptr<verify::Case>> list;
-  for (const Case& c : suite(name)) list.push_back(moe_case(c));
-  return list;
-}
-
-std::vector<StepCase> steps() { return {}; }
 
 }  // namespace
 }  // namespace moe
@@ -159,12 +134,11 @@ const Family& moe_family() {
       "--experts 64 --top-k 8 --k 2048 --hidden 1408 --gate --normalize\n"
       "--m 8192 --k 4096 --hidden 14336 --gate --backward --kept --arch sm_80,sm_90a",
       moe::suite_names,
-      moe::suite_of,
+      [](std::string_view name) { return as_cases(moe::suite(name), moe::moe_case); },
       moe::flags,
       moe::described,
       moe::explain,
       engine::gate_instances<MoeFamily>,
-      moe::steps,
       moe::random_moe,
   };
   return family;

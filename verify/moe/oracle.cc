@@ -14,12 +14,6 @@ using M = MlpTensor;
 
 double log_sigmoid(double x) { return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x)); }
 
-double largest(const HostTensor& t) {
-  double most = 0;
-  for (const double x : t.data) most = std::max(most, std::abs(x));
-  return most;
-}
-
 HostTensor tensor_of(const MoeProblem& p, T tensor) {
   const auto dims = shape_of(p, tensor).dims;
   return {1, dims[0], dims[1], dims[2]};

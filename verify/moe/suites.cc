@@ -159,6 +159,12 @@ std::vector<Case> bench_gpu() {
   return out;
 }
 
+std::vector<Case> evidence() {
+  constexpr Shape kShape{256, 256, 512, 8, 2};
+  return {make(DType::kBFloat16, kShape, {.kept = true, .x_rows = true}),
+          make(DType::kBFloat16, kShape, {.backward = true, .kept = true, .x_rows = true})};
+}
+
 // A small problem from a number: what `tessera fuzz` tries.
 Case random_case(std::uint64_t number) {
   const RandomStream stream(number, 0x66757a7b);
@@ -312,7 +318,7 @@ double Case::unfused_bytes() const {
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -325,6 +331,7 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "sanitize") return sanitize();
   if (name == "bench") return bench();
   if (name == "bench-gpu") return bench_gpu();
+  if (name == "evidence") return evidence();
   return {};
 }
 

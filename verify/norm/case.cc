@@ -74,12 +74,8 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
 }
 
 std::vector<Buffer*> Buffers::buffers() {
-  std::vector<Buffer*> used;
-  for (Buffer* b : {&x_, &out_, &weight_, &bias_, &residual_, &sum_, &rstd_, &mean_, &dout_, &dsum_, &dx_, &dweight_,
-                    &dbias_, &cos_, &sin_, &positions_}) {
-    if (b->used()) used.push_back(b);
-  }
-  return used;
+  return used_of({&x_, &out_, &weight_, &bias_, &residual_, &sum_, &rstd_, &mean_, &dout_, &dsum_, &dx_, &dweight_,
+                  &dbias_, &cos_, &sin_, &positions_});
 }
 
 tessera_status Buffers::plan(tessera_plan** plan) { return tessera_norm_plan_create(op(), &args_, plan); }
@@ -101,22 +97,17 @@ Outputs Buffers::results() const {
 
 namespace {
 
-class NormTrial final : public Trial {
+class NormTrial final : public TrialOf<Case, Inputs, Outputs, Buffers> {
  public:
-  explicit NormTrial(const Case& c) : case_(c), inputs_(make_inputs(c)) {}
+  explicit NormTrial(const Case& c) : TrialOf(c, make_inputs(c)) {}
 
-  Result<std::unique_ptr<Call>> call(verify::Device&, int) override {
-    return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, inputs_));
-  }
-  void expect(int threads) override {
-    if (done_) return;
+ private:
+  void compute(int threads) override {
     exact_ = expected(inputs_, threads);
     plain_ = plain(inputs_, threads);
-    done_ = true;
   }
-  void judge(const Call& call, int threads, Judgement& judgement) override {
-    expect(threads);
-    const Outputs got = static_cast<const Buffers&>(call).results();
+  void compare(const Buffers& buffers, Judgement& judgement) override {
+    const Outputs got = buffers.results();
     const auto add = [&](const char* name, HostTensor Outputs::*which, DType dtype) {
       if ((got.*which).shape[3] == 0) return;
       judgement.add(name, verify::judge(got.*which, exact_.*which, plain_.*which, dtype, case_.floor));
@@ -130,31 +121,13 @@ class NormTrial final : public Trial {
     add("dweight", &Outputs::dweight, dtype);
     add("dbias", &Outputs::dbias, dtype);
   }
-
- private:
-  Case case_;
-  Inputs inputs_;
-  Outputs exact_, plain_;
-  bool done_ = false;
 };
 
-class NormCase final : public CaseOf<NormFamily> {
+class NormCase final : public CaseOf<NormFamily, norm::Case> {
  public:
-  explicit NormCase(const norm::Case& c) : case_(c) {
-    name = c.name;
-    seed = c.seed;
-    tags = c.tags;
-  }
+  using CaseOf::CaseOf;
 
-  const NormProblem& problem() const override { return case_.problem; }
-  DType dtype() const override { return case_.problem.dtype; }
-  double flops() const override {
-    return 8 * static_cast<double>(case_.problem.rows) * static_cast<double>(case_.problem.columns);
-  }
-  double bytes() const override { return case_.bytes(); }
-  double unfused_bytes() const override { return 2 * case_.bytes(); }
   Bound bound() const override { return Bound::kMemory; }
-  bool equal_runs_promised(const verify::Device&) const override { return true; }
   std::unique_ptr<Trial> trial() const override { return std::make_unique<NormTrial>(seeded()); }
 
   // A Config depends on the width of a row alone, so a large problem is checked with fewer rows.
@@ -175,21 +148,6 @@ class NormCase final : public CaseOf<NormFamily> {
   Result<std::unique_ptr<Call>> timed_call(verify::Device&) const override {
     return std::unique_ptr<Call>(std::make_unique<Buffers>(case_, make_shapes(case_)));
   }
-
-  std::vector<std::unique_ptr<verify::Case>> tuning_checks() const override {
-    std::vector<std::unique_ptr<verify::Case>> list;
-    list.push_back(quick_check());
-    return list;
-  }
-
- private:
-  norm::Case seeded() const {
-    norm::Case c = case_;
-    c.seed = seed;
-    return c;
-  }
-
-  norm::Case case_;
 };
 
 }  // namespace

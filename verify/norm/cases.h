@@ -39,7 +39,9 @@ struct Case {
   double floor = 1;  // of the accuracy rule, in epsilons: see verify::judge
   std::vector<std::string> tags;
 
+  double flops() const;
   double bytes() const;
+  double unfused_bytes() const;
 };
 
 // From row to row of so many columns.

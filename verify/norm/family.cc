@@ -1,9 +1,6 @@
 // Norms as verify sees them, and problems by flags of the command line.
 #include "verify/family.h"
 
-#include <charconv>
-#include <map>
-
 #include "api/plan.h"
 #include "base/format.h"
 #include "norm/check.h"
@@ -13,9 +10,6 @@
 namespace tessera::verify {
 namespace norm {
 namespace {
-
-const std::map<std::string, DType> kTypes{
-    {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
 
 std::vector<Flag> flags() {
   return {
@@ -39,20 +33,14 @@ Result<Case> case_from(const FlagValues& values) {
   const std::string op = given("--op") ? values.at("--op").front() : "forward";
   p.op = op == "rotary" ? NormOp::kRotary : op == "backward" ? NormOp::kBackward : NormOp::kForward;
   const bool rotary = p.op == NormOp::kRotary;
-  p.dtype = p.table_dtype = given("--dtype") ? kTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
+  p.dtype = p.table_dtype = given("--dtype") ? kDTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
   p.rows = 16384;
   p.columns = rotary ? 128 : 4096;
   p.heads = rotary ? 32 : 0;
   std::int64_t rotated = -1;
-  for (const auto& [flag, to] : {std::pair{"--rows", &p.rows}, std::pair{"--n", &p.columns},
-                                 std::pair{"--heads", &p.heads}, std::pair{"--rotated", &rotated}}) {
-    if (!given(flag)) continue;
-    const std::string& text = values.at(flag).front();
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, *to);
-    if (error != std::errc() || stop != end) return invalid(format("{} is '{}', which is no number", flag, text));
-    if (*to < 0 || *to > std::int64_t{1} << 32) return invalid(format("{} is {}; 0 to 2^32 is accepted", flag, *to));
-  }
+  const Status read = read_sizes(
+      values, {{"--rows", &p.rows}, {"--n", &p.columns}, {"--heads", &p.heads}, {"--rotated", &rotated}}, 0, 32);
+  if (!read.ok()) return read;
   if (rotary) {
     p.batch = 1;
     p.seq = p.rows;
@@ -90,9 +78,8 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
   tessera::norm::CheckedNorm checked;
   checked.device = device;
   checked.args.problem = case_from(values)->problem;
-  // Alignment counts on GPUs only; a GPU that is asked about need not be present.
-  const bool on_cpu = arch == nullptr ? device.type == TESSERA_CPU : std::string_view(arch) == "cpu";
-  if (on_cpu) checked.args.problem.aligned = true;
+  // Alignment counts on GPUs only.
+  if (place_of(device, arch).type == TESSERA_CPU) checked.args.problem.aligned = true;
   const auto explanation = api::explanation_of<NormFamily>(checked, arch);
   if (!explanation.ok()) return explanation.status();
   return format == TESSERA_EXPLAIN_JSON ? json_text_of(*explanation) : text_of(*explanation);
@@ -101,18 +88,6 @@ Result<std::string> explain(const FlagValues& values, tessera_device device, con
 }  // namespace
 }  // namespace norm
 
-namespace {
-
-std::vector<std::unique_ptr<Case>> suite_of(std::string_view name) {
-  std::vector<std::unique_ptr<Case>> list;
-  for (const norm::Case& c : norm::suite(name)) list.push_back(norm::norm_case(c));
-  return list;
-}
-
-std::vector<StepCase> steps() { return {}; }
-
-}  // namespace
-
 const Family& norm_family() {
   static const Family family = {
       NormFamily::kName,
@@ -120,12 +95,11 @@ const Family& norm_family() {
       "--op backward --rows 36096 --n 1365 --layer --arch sm_80,sm_90a\n"
       "--op rotary --rows 8192 --heads 32 --n 128 --arch cuda:0",
       norm::suite_names,
-      suite_of,
+      [](std::string_view name) { return as_cases(norm::suite(name), norm::norm_case); },
       norm::flags,
       norm::described,
       norm::explain,
       engine::gate_instances<NormFamily>,
-      steps,
   };
   return family;
 }

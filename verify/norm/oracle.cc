@@ -8,12 +8,6 @@
 namespace tessera::verify::norm {
 namespace {
 
-double largest(const HostTensor& t) {
-  double most = 0;
-  for (const double x : t.data) most = std::max(most, std::abs(x));
-  return most;
-}
-
 template <class Real>
 Real at(const HostTensor& vector, std::int64_t i, Real otherwise) {
   return vector.empty() ? otherwise : static_cast<Real>(vector.data[static_cast<std::size_t>(i)]);

@@ -180,6 +180,12 @@ std::vector<Case> bench_gpu() {
   return out;
 }
 
+std::vector<Case> evidence() {
+  constexpr DType kType = DType::kBFloat16;
+  return {make(kForward, kType, 1024, 4096, {residual()}), make(kForward, kType, 3072, 1365, {layer(), residual()}),
+          make(kBackward, kType, 1024, 4096, {residual()}), rotary(kType, {1, 1024, 32, 128, 128})};
+}
+
 std::string describe(const Case& c) {
   const NormProblem& p = c.problem;
   std::string text;
@@ -223,6 +229,10 @@ const char* name_of(Distribution distribution) {
   }
   return "?";
 }
+
+double Case::flops() const { return 8 * static_cast<double>(problem.rows) * static_cast<double>(problem.columns); }
+
+double Case::unfused_bytes() const { return 2 * bytes(); }
 
 double Case::bytes() const {
   const NormProblem& p = problem;
@@ -273,7 +283,7 @@ void complete(Case& c) {
 }
 
 const std::vector<std::string>& suite_names() {
-  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu"};
+  static const std::vector<std::string> names{"quick", "full", "hostile", "sanitize", "bench", "bench-gpu", "evidence"};
   return names;
 }
 
@@ -284,6 +294,7 @@ std::vector<Case> suite(std::string_view name) {
   if (name == "sanitize") return sanitize();
   if (name == "bench") return bench();
   if (name == "bench-gpu") return bench_gpu();
+  if (name == "evidence") return evidence();
   return {};
 }
 

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 
-from . import accuracy, cells, entrants, library, measure, report, transformer_np
+from . import accuracy, cells, entrants, library, measure, products, report, transformer_np
 
 EXAMPLES = """examples:
   python -m tessera.bench --json peers.json           79 rows, against FlashAttention-2, 3 and 4 and cuDNN
@@ -19,6 +19,8 @@ EXAMPLES = """examples:
   python -m tessera.bench --peers all --filter s2048
   python -m tessera.bench --suite np --json np.json    training steps of examples/transformer_np
   python -m tessera.bench --suite np --filter small/all,mid/all
+  python -m tessera.bench --suite products --json products.json    GEMM, MLPs, experts, losses and norms
+  python -m tessera.bench --suite products --device cpu --dtype fp32
   python -m tessera.bench --compare first.json second.json
 """
 
@@ -31,17 +33,19 @@ def parse(arguments):
                         "build/lib")
     parser.add_argument("--suite", default="table,small,decode",
                         help=f"comma-separated list of {', '.join(cells.SUITES)} (default: %(default)s); or np: training "
-                        "steps of a transformer neural process")
+                        "steps of a transformer neural process; or products: GEMM, MLPs, experts, losses and norms")
     parser.add_argument("--ops", default=",".join(report.OPS), help="comma-separated list (default: %(default)s)")
     parser.add_argument("--peers", default="fa2,cudnn,fa3,fa4",
                         help=f"comma-separated list of {', '.join(entrants.PEERS)}; or all, or none "
                         "(default: %(default)s)")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="default: %(default)s")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"),
+                        help="default: %(default)s; fp32 is for --suite products on the CPU")
     parser.add_argument("--filter", default="", metavar="TEXT", help="run only cells whose name contains TEXT")
     parser.add_argument("--rounds", type=int, default=20, metavar="N",
                         help="time each entrant N times per cell (default: %(default)s)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"),
-                        help="cpu is for trying the harness; its figures mean nothing (default: %(default)s)")
+                        help="cpu is for --suite products, and to try the harness of the others, whose figures then mean nothing "
+                        "(default: %(default)s)")
     parser.add_argument("--example", metavar="FOLDER", help="of --suite np: where its model is; default: "
                         "examples/transformer_np of the checkout")
     parser.add_argument("--json", metavar="FILE", help="write all figures and samples to FILE")
@@ -195,10 +199,13 @@ def main(arguments=None):
         return fail("PyTorch is not installed in this Python; the benchmark needs it", 3)
     if options.device == "cuda" and not torch.cuda.is_available():
         return fail("PyTorch finds no CUDA device; the benchmark needs an NVIDIA GPU", 3)
-    if options.suite == "np":
+    if options.dtype == "fp32" and (options.suite, options.device) != ("products", "cpu"):
+        return fail("--dtype fp32 is for --suite products --device cpu")
+    if options.suite in ("np", "products"):
         import tessera
 
-        return transformer_np.main(options, environment(torch, options, tessera.__version__), measure.gpu_state)
+        suite = {"np": transformer_np, "products": products}[options.suite]
+        return suite.main(options, environment(torch, options, tessera.__version__), measure.gpu_state)
     path = library.find_library(options.library)
     if path is None or not path.is_file():
         return fail(f"no libtessera.so{f' at {path}' if path else ''}: build it, or name it with --library", 3)

@@ -83,6 +83,7 @@ class Bench:
     def clear(self):
         gc.collect()
         if self.device == "cuda":
+            self.torch._C._cuda_clearCublasWorkspaces()  # one per stream that was used; they count as allocated
             self.torch.cuda.empty_cache()
 
     def boundaries(self, run, count):
@@ -168,12 +169,15 @@ class Bench:
             return lambda: (*m.Project.apply(x, qkv, context), F.linear(x, out)), (x, qkv, out)
 
         def mlp():
-            of = tensor(batch, rows, size.width), tensor(size.hidden, size.width), tensor(size.width, size.hidden)
+            of = (tensor(batch, rows, size.width), tensor(size.hidden, size.width), tensor(size.width, size.hidden),
+                  tensor(batch, rows, size.width))
             return lambda: m.mlp(kinds.mlp, *of), of
 
         def norms():
-            of = tensor(batch, rows, size.width), tensor(batch, rows, size.width), tensor(size.width)
-            return lambda: m.add_norm(kinds.norms, *of), of
+            x, residual, weight = tensor(batch, rows, size.width), tensor(batch, rows, size.width), tensor(size.width)
+            # Both of a layer's.
+            return (lambda: (*m.norm(kinds.norms, x, weight), *m.add_norm(kinds.norms, x, residual, weight)),
+                    (x, residual, weight))
 
         def heads():
             of = (tensor(batch, target, size.width), tensor(components, size.hidden, size.width),
@@ -184,7 +188,7 @@ class Bench:
             params, wanted = tensor(batch, target, components, 3), self.torch.randn(batch, target, device=self.device)
             return lambda: m.mixture_nll(kinds.mixture, params, wanted), (params,)
 
-        counts = {"attention": size.layers, "projections": size.layers, "mlp": size.layers, "norms": 2 * size.layers + 1}
+        counts = dict.fromkeys(("attention", "projections", "mlp", "norms"), size.layers)
         found = {}
         for stage in (attention, projections, mlp, norms, heads, loss):
             name = stage.__name__
@@ -265,7 +269,8 @@ def table(cases):
             if "median_s" not in case:
                 out.append(f"| {name} | {case.get('refused') or case['wrong']} " + "| " * (3 + len(STAGES)) + "|")
                 continue
-            stages = " | ".join(f"{case['stages_s'][s] * 1e3:.2f}" for s in STAGES)
+            timed = case.get("stages_s", {})
+            stages = " | ".join(f"{timed[s] * 1e3:.2f}" if s in timed else "-" for s in STAGES)
             out.append(f"| {name} | {case['median_s'] * 1e3:.2f} | {f['tokens_per_s']:,} | {f.get('peak_GB', '-')} | "
                        f"{f.get('speedup', '-')} | {stages} |")
         out.append("")

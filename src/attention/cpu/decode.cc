@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "attention/cpu/common.h"
+#include "attention/cpu/e4m3.h"
 #include "attention/cpu/row_block.h"
 #include "cpu/thread_pool.h"
 
@@ -15,6 +16,12 @@ namespace tessera::cpu {
 namespace {
 
 std::int64_t size_in(const AttentionProblem& p) { return static_cast<std::int64_t>(size_of(p.dtype)); }
+
+// Rows of the cache that are copied before they are used: out of pages, or from e4m3 to the problem's type.
+std::int64_t copied_rows(const TileOps& ops, const AttentionProblem& p) {
+  const std::int64_t streamed = p.fp8_cache ? kStreamKeys + kStreamAhead : 0;
+  return p.paged || p.fp8_cache ? std::max<std::int64_t>(ops.forward_keys, streamed) : 0;
+}
 
 struct Dims {
   std::int64_t group;      // query heads of a KV head
@@ -34,7 +41,7 @@ struct Dims {
 struct ThreadScratch {
   char* q;       // rhs form of Q^T [blocks][kQueryBlock / W][round_up(Dqk, kPad)][W]
   char* rows;    // [kQueryBlock][max(Dqk, Dv)] rows of Q or O of one block, gathered
-  char* k_rows;  // [keys][Dqk] rows of one tile, if paged
+  char* k_rows;  // [keys][Dqk] rows of one tile, if they are copied
   char* v_rows;  // [keys][Dv]
   char* k;       // packed tile
   char* v;
@@ -42,6 +49,7 @@ struct ThreadScratch {
   float* wide_q;  // [kStreamRows][round_up(Dqk, kPad)]
   float* sums;    // [kStreamRows][round_up(Dv, kPad)]
   float* turned;  // a row's rotated columns, its cosines and its sines
+  float* wide;    // a new row of the cache, if fp8_cache
 
   static ThreadScratch cut(Arena& arena, const TileOps& ops, const AttentionProblem& p, const Dims& d) {
     ThreadScratch s;
@@ -49,14 +57,15 @@ struct ThreadScratch {
     const std::int64_t size = size_in(p);
     s.q = arena.take<char>(d.blocks * kQueryBlock * round_up(p.dim_qk, kPad) * elem);
     s.rows = arena.take<char>(kQueryBlock * std::max(p.dim_qk, p.dim_v) * size);
-    s.k_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_qk * size : 0);
-    s.v_rows = arena.take<char>(p.paged ? ops.forward_keys * p.dim_v * size : 0);
+    s.k_rows = arena.take<char>(copied_rows(ops, p) * p.dim_qk * size);
+    s.v_rows = arena.take<char>(copied_rows(ops, p) * p.dim_v * size);
     s.k = arena.take<char>(KeyTile::k_bytes(ops, p));
     s.v = arena.take<char>(KeyTile::v_bytes(ops, p));
     s.tile = ScoreScratch::cut(arena, ops);
     s.wide_q = arena.take<float>(kStreamRows * round_up(p.dim_qk, kPad));
     s.sums = arena.take<float>(kStreamRows * round_up(p.dim_v, kPad));
     s.turned = arena.take<float>(round_up(p.rotary_dim, kPad) + 2 * round_up(p.rotary_dim / 2, kPad));
+    s.wide = arena.take<float>(p.fp8_cache ? round_up(std::max(p.dim_qk, p.dim_v), kPad) : 0);
     return s;
   }
 };
@@ -119,23 +128,68 @@ Columns columns_of(const AttentionArgs& args, const Dims& dims, std::int64_t b, 
 char* cache_row(const AttentionArgs& args, const TensorView& cache, std::int64_t b, std::int64_t head_kv,
                 std::int64_t key) {
   const AttentionProblem& p = args.problem;
-  if (!p.paged) {
-    return element(cache, p.dtype, args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b, key, head_kv);
+  std::int64_t row = args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b;
+  if (p.paged) {
+    row = args.page_table[b * args.page_table_stride + key / p.page_size];
+    key %= p.page_size;
   }
-  const std::int64_t page = args.page_table[b * args.page_table_stride + key / p.page_size];
-  return element(cache, p.dtype, page, key % p.page_size, head_kv);
+  if (!p.fp8_cache) return element(cache, p.dtype, row, key, head_kv);
+  return static_cast<char*>(cache.data) + row * cache.batch_stride + key * cache.seq_stride +
+         head_kv * cache.head_stride;
 }
 
-// A tile's rows of the cache: in place, or gathered from their pages.
-Source tile_rows(const AttentionArgs& args, const TensorView& cache, std::int64_t dim, std::int64_t b,
-                 std::int64_t head_kv, std::int64_t key, std::int64_t rows, char* gathered) {
-  const AttentionProblem& p = args.problem;
-  if (!p.paged) return {cache_row(args, cache, b, head_kv, key), cache.seq_stride, p.dtype};
-  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(p.dtype);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    std::memcpy(gathered + static_cast<std::size_t>(i) * bytes, cache_row(args, cache, b, head_kv, key + i), bytes);
+float scale_of(const ScaleView& scale, std::int64_t b, std::int64_t head_kv) {
+  return scale.data == nullptr ? 1.0f : scale.data[b * scale.batch_stride + head_kv * scale.head_stride];
+}
+
+// The scores of a cache's keys as they are stored are those of the keys with another scale.
+AttentionProblem of_stored_keys(const AttentionArgs& args, std::int64_t b, std::int64_t head_kv) {
+  AttentionProblem p = args.problem;
+  p.scale *= scale_of(args.k_scale, b, head_kv);
+  return p;
+}
+
+// The values of e4m3 in a 16-bit type, which has them all.
+using Values16 = std::array<std::uint16_t, 256>;
+const Values16& e4m3_values_in(const TileOps& ops, DType dtype) {
+  const auto made = [&] {
+    Values16 values{};
+    ops.store(e4m3_values().data(), 1, 1, 256, 1.0f, {values.data(), 256, dtype});
+    return values;
+  };
+  if (dtype == DType::kFloat16) {
+    static const Values16 fp16 = made();
+    return fp16;
   }
-  return {gathered, dim, p.dtype};
+  static const Values16 bf16 = made();
+  return bf16;
+}
+
+// A row of the cache in the problem's type.
+void copy_row(const TileOps& ops, const AttentionProblem& p, const char* row, std::int64_t dim, char* to) {
+  if (!p.fp8_cache) {
+    std::memcpy(to, row, static_cast<std::size_t>(dim * size_in(p)));
+    return;
+  }
+  const auto copy = [&](const auto& values, auto* out) {
+    for (std::int64_t d = 0; d < dim; ++d) out[d] = values[static_cast<unsigned char>(row[d])];
+  };
+  if (p.dtype == DType::kFloat32) {
+    copy(e4m3_values(), reinterpret_cast<float*>(to));
+  } else {
+    copy(e4m3_values_in(ops, p.dtype), reinterpret_cast<std::uint16_t*>(to));
+  }
+}
+
+// A tile's rows of the cache: in place, or copied.
+Source tile_rows(const TileOps& ops, const AttentionArgs& args, const TensorView& cache, std::int64_t dim,
+                 std::int64_t b, std::int64_t head_kv, std::int64_t key, std::int64_t rows, char* copied) {
+  const AttentionProblem& p = args.problem;
+  if (!p.paged && !p.fp8_cache) return {cache_row(args, cache, b, head_kv, key), cache.seq_stride, p.dtype};
+  for (std::int64_t i = 0; i < rows; ++i) {
+    copy_row(ops, p, cache_row(args, cache, b, head_kv, key + i), dim, copied + i * dim * size_in(p));
+  }
+  return {copied, dim, p.dtype};
 }
 
 // Rotates the first columns of a row in fp32 and rounds them to the row's type.
@@ -170,15 +224,20 @@ void append(const TileOps& ops, const AttentionArgs& args, const Workspace& spac
   const ThreadScratch s = ThreadScratch::cut(arena, ops, p, space.dims);
   const std::int64_t length = keys_in_use(args, b) - p.seq_new;
   const std::int64_t position = args.rotary_seqlens != nullptr ? args.rotary_seqlens[b] : length;
-  const auto write = [&](const TensorView& from, const TensorView& cache, std::int64_t dim, std::int64_t i) {
+  const auto write = [&](const TensorView& from, const TensorView& cache, const ScaleView& scale, std::int64_t dim,
+                         std::int64_t i, bool rotates) {
     char* const row = cache_row(args, cache, b, head_kv, length + i);
-    std::memmove(row, element(from, p.dtype, b, i, head_kv), static_cast<std::size_t>(dim * size_in(p)));
-    return row;
+    char* const made = p.fp8_cache ? s.rows : row;
+    std::memmove(made, element(from, p.dtype, b, i, head_kv), static_cast<std::size_t>(dim * size_in(p)));
+    if (rotates) rotate(ops, args, made, position + i, s);
+    if (!p.fp8_cache) return;
+    ops.widen({made, dim, p.dtype}, 1, dim, s.wide);
+    const float by = scale_of(scale, b, head_kv);
+    for (std::int64_t d = 0; d < dim; ++d) row[d] = static_cast<char>(to_e4m3(s.wide[d] / by));
   };
   for (std::int64_t i = 0; i < p.seq_new; ++i) {
-    char* const row = write(args.k_new, args.k, p.dim_qk, i);
-    if (p.rotary_dim > 0) rotate(ops, args, row, position + i, s);
-    write(args.v_new, args.v, p.dim_v, i);
+    write(args.k_new, args.k, args.k_scale, p.dim_qk, i, p.rotary_dim > 0);
+    write(args.v_new, args.v, args.v_scale, p.dim_v, i, false);
   }
   if (p.rotary_dim == 0) return;
   const bool by_position = !mask_of(p).everything();
@@ -204,7 +263,7 @@ Keys keys_of(const AttentionArgs& args, const Dims& dims, std::int64_t b, std::i
 // A stretch for few rows: keys are read in place, without packing.
 void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
                     std::int64_t head_kv, std::int64_t stretch, void* memory) {
-  const AttentionProblem& p = args.problem;
+  const AttentionProblem p = of_stored_keys(args, b, head_kv);
   const Dims& dims = space.dims;
   const std::int64_t keys = keys_in_use(args, b);
   if (stretch * dims.stretch >= keys) return;
@@ -228,9 +287,17 @@ void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspa
     tile.rows = static_cast<int>(dims.rows);
     tile.keys = static_cast<int>(std::min<std::int64_t>(kStreamKeys, end - key));
     if (columns.last_key <= key || columns.first_key >= key + tile.keys) continue;
+    const auto row = [&, last = end - 1](const TensorView& cache, std::int64_t dim, char* copied,
+                                         int i) -> const void* {
+      const char* const stored = cache_row(args, cache, b, head_kv, std::min(key + i, last));
+      if (!p.fp8_cache) return stored;
+      char* const to = copied + i * dim * size_in(p);
+      copy_row(ops, p, stored, dim, to);
+      return to;
+    };
     for (int i = 0; i < tile.keys + kStreamAhead; ++i) {
-      k_rows[i] = cache_row(args, args.k, b, head_kv, std::min(key + i, end - 1));
-      v_rows[i] = cache_row(args, args.v, b, head_kv, std::min(key + i, end - 1));
+      k_rows[i] = row(args.k, p.dim_qk, s.k_rows, i);
+      v_rows[i] = row(args.v, p.dim_v, s.v_rows, i);
     }
     tile.dim_qk = p.dim_qk;
     tile.dim_v = p.dim_v;
@@ -253,7 +320,7 @@ void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspa
 
 void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b,
                  std::int64_t head_kv, std::int64_t stretch, void* memory) {
-  const AttentionProblem& p = args.problem;
+  const AttentionProblem p = of_stored_keys(args, b, head_kv);
   const Dims& dims = space.dims;
   const std::int64_t keys = keys_in_use(args, b);
   if (stretch * dims.stretch >= keys) return;
@@ -283,9 +350,9 @@ void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace&
       const std::int64_t seen = std::min(rows, columns.last_key - key);
       if (seen <= 0 || columns.first_key >= key + rows) continue;
       if (!packed) {
-        ops.pack_lhs(tile_rows(args, args.k, p.dim_qk, b, head_kv, key, rows, s.k_rows), rows, p.dim_qk,
+        ops.pack_lhs(tile_rows(ops, args, args.k, p.dim_qk, b, head_kv, key, rows, s.k_rows), rows, p.dim_qk,
                      ops.forward_keys, s.k);
-        ops.pack_lhs_t(tile_rows(args, args.v, p.dim_v, b, head_kv, key, rows, s.v_rows), rows, p.dim_v,
+        ops.pack_lhs_t(tile_rows(ops, args, args.v, p.dim_v, b, head_kv, key, rows, s.v_rows), rows, p.dim_v,
                        ops.forward_keys, s.v);
         packed = true;
       }
@@ -329,7 +396,8 @@ void combine(const TileOps& ops, const AttentionArgs& args, const Workspace& spa
   }
   const float shift = headroom(keys);
   alignas(64) float scales[kQueryBlock] = {};
-  for (std::int64_t r = 0; r < rows; ++r) scales[r] = inverse_of(total.row_sum[r]);
+  const float value_scale = scale_of(args.v_scale, b, head_kv);
+  for (std::int64_t r = 0; r < rows; ++r) scales[r] = inverse_of(total.row_sum[r]) * value_scale;
   ops.store_t(total.accumulator, dim_v, rows, p.dim_v, scales, {gathered, p.dim_v, p.dtype});
   const std::size_t row_bytes = static_cast<std::size_t>(p.dim_v) * size_of(p.dtype);
   for (std::int64_t r = 0; r < rows; ++r) {

@@ -36,12 +36,20 @@ void decode_packed(const TileOps& ops, const AttentionArgs& args, int threads, v
     if (args.cache_seqlens != nullptr) one.cache_seqlens += b;
     if (args.leftpad_k != nullptr) one.leftpad_k += b;
     if (args.status != nullptr) one.status += b;
+    if (args.problem.fp8_cache) {
+      one.k_scale.data += b * args.k_scale.batch_stride;
+      one.v_scale.data += b * args.v_scale.batch_stride;
+    }
     if (args.problem.paged) {
       one.page_table += b * args.page_table_stride;
     } else {
       const std::int64_t row = args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b;
-      one.k.data = element(args.k, dtype, row, 0, 0);
-      one.v.data = element(args.v, dtype, row, 0, 0);
+      const auto cache_row = [&](const TensorView& cache) -> void* {
+        if (!args.problem.fp8_cache) return element(cache, dtype, row, 0, 0);
+        return static_cast<char*>(cache.data) + row * cache.batch_stride;
+      };
+      one.k.data = cache_row(args.k);
+      one.v.data = cache_row(args.v);
       one.cache_batch_idx = row_of_batch;
     }
     decode(ops, one, threads, workspace);
@@ -56,7 +64,8 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int threads) {
   threads = std::max(threads, 1);
   switch (problem.op) {
     case AttentionOp::kForward:
-      return problem.fp8 ? fp8_workspace(problem, threads) : forward_workspace(*ops, problem, threads);
+      return problem.fp8 || problem.rounds_to_fp8 ? fp8_workspace(problem, threads)
+                                                  : forward_workspace(*ops, problem, threads);
     case AttentionOp::kBackward:
       return backward_workspace(*ops, problem, threads);
     case AttentionOp::kDecode:
@@ -75,8 +84,8 @@ Status run(const AttentionArgs& args, int threads, void* workspace) {
   try {
     switch (args.problem.op) {
       case AttentionOp::kForward:
-        args.problem.fp8 ? forward_fp8(args, threads, workspace)
-                         : forward(*ops, args, args.problem.dtype, threads, workspace);
+        args.problem.fp8 || args.problem.rounds_to_fp8 ? forward_fp8(args, threads, workspace)
+                                                       : forward(*ops, args, args.problem.dtype, threads, workspace);
         break;
       case AttentionOp::kBackward:
         backward(*ops, args, threads, workspace);

@@ -1,0 +1,167 @@
+// Loads of attention/decode.cuh: keys, values and queries, by cp.async of all threads or by TMA of a producer warp.
+#pragma once
+
+#include "attention/decode_cta.cuh"
+#include "ptx/tma.cuh"
+#include "tile/pipeline.cuh"
+
+namespace tessera {
+
+template <AttentionDecodeConfig config>
+struct DecodeLoads : DecodeCta<config> {
+  using Base = DecodeCta<config>;
+  using typename Base::Cache, typename Base::TileK, typename Base::TileQ, typename Base::TileV, Base::cache_k,
+      Base::cache_v, Base::empty_barrier, Base::full_barrier, Base::head_in_group, Base::head_kv_of, Base::kAsync,
+      Base::kE4m3, Base::kRows, Base::kThreads, Base::lane, Base::p, Base::query_of, Base::row_of, Base::scales,
+      Base::tile_k, Base::tile_q, Base::tile_v;
+  using DecodeCta<config>::DecodeCta;
+
+  // Where the loads have got to, some tiles ahead of the products.
+  struct Loads {
+    DecodeWalk walk;
+    Cache k, v;
+    bool starts;  // the next tile begins a segment, so that its queries are needed
+  };
+
+  template <class Tile>
+  __forceinline__ static void prefetch_maps_of(const AtomMaps& maps) {
+#if __CUDA_ARCH__ >= 900
+    if (Tile::kDim >= 64) prefetch_tensor_map(maps.by_width[map_index(64)]);
+    if (Tile::kDim & 32) prefetch_tensor_map(maps.by_width[map_index(32)]);
+    if (Tile::kDim & 16) prefetch_tensor_map(maps.by_width[map_index(16)]);
+#endif
+  }
+
+  __forceinline__ void prefetch_tensor_maps() const {
+    prefetch_maps_of<TileK>(p.k_maps);
+    prefetch_maps_of<TileV>(p.v_maps);
+  }
+
+  // Of the producer warp.
+  __forceinline__ void produce(DecodeWalk walk) const {
+#if __CUDA_ARCH__ >= 900
+    PipelineState<config.stages> pipe;
+    bool starts = true;
+#pragma unroll 1
+    for (; !walk.done(); walk.next()) {
+      mbarrier_wait_parity(empty_barrier(pipe.index), pipe.parity ^ 1);
+      load_boxes(walk, pipe.index);
+      if (starts) load_queries<32>(walk, pipe.index, lane);
+      cp_async_mbarrier_arrive(full_barrier(pipe.index));
+      if constexpr (config.paged) prefetch_pages(p, walk, lane == 0);
+      starts = walk.ends_segment();
+      pipe.advance();
+    }
+#endif
+  }
+
+  // Keys outside of the sequence may arrive as well: mask_scores() and clear_values() remove them.
+  __forceinline__ void load_boxes(const DecodeWalk& walk, int stage) const {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kBoxes = config.block_k / config.box_rows;
+    const DecodeSchedule& s = p.schedule;
+    const int first_key = walk.first_key(), head = head_kv_of(walk.column);
+    const int boxes = min(kBoxes, (walk.sequence.old_length - first_key + config.box_rows - 1) / config.box_rows);
+    const unsigned full = full_barrier(stage);
+    if (lane == 0) {
+      constexpr int kBoxBytes = config.box_rows * (TileK::kDim + TileV::kDim) * 2;
+      mbarrier_arrive_expect_tx(full, max(boxes, 0) * kBoxBytes);
+    }
+    __syncwarp();
+    if (lane < boxes) {
+      const int key = first_key + lane * config.box_rows;
+      int row = key, outer;
+      if constexpr (config.paged) {
+        const int page = page_of(s, key);
+        const int entry = s.page_table[walk.batch * s.page_table_stride + page];
+        outer = static_cast<int>(min(static_cast<unsigned>(entry), s.num_pages - 1u));
+        row = key - page * s.page_size;
+      } else {
+        outer = s.cache_batch_idx ? s.cache_batch_idx[walk.batch] : walk.batch;
+      }
+      load_box(tile_k(stage), p.k_maps, full, lane, row, head, outer);
+      load_box(tile_v(stage), p.v_maps, full, lane, row, head, outer);
+    }
+#endif
+  }
+
+  template <class Tile>
+  __forceinline__ static void load_box(const Tile& tile, const AtomMaps& maps, unsigned full, int box, int row,
+                                       int head, int outer) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (int column = 0; column < Tile::kDim; column += atom_at(Tile::kDim, Tile::kMinAtom, column).width) {
+      const SwizzleAtom atom = atom_at(Tile::kDim, Tile::kMinAtom, column);
+      tma_load(tile.base + atom_offset(atom, Tile::kRows) + box * config.box_rows * atom.width * 2,
+               maps.by_width[map_index(atom.width)], full, column, row, head, outer);
+    }
+#endif
+  }
+
+  // Starts the loads of the next tile, if there is one left, and moves on.
+  __forceinline__ void load_tile(Loads& load, unsigned stage) const {
+    DecodeWalk& walk = load.walk;
+    if (!walk.done()) {
+      const int first_key = walk.first_key();
+      if (first_key >= walk.sequence.begin && first_key + config.block_k <= walk.sequence.old_length) {
+        load_keys_and_values<true>(load, first_key, stage);
+      } else {
+        load_keys_and_values<false>(load, first_key, stage);
+      }
+      if (load.starts) load_queries<kThreads>(walk, stage, threadIdx.x);
+      if constexpr (config.paged) prefetch_pages(p, walk, threadIdx.x == 0);
+      load.starts = walk.ends_segment();
+      const bool moves = walk.ends_sequence();
+      walk.next();
+      if (moves && !walk.done()) {
+        load.k = cache_k(walk);
+        load.v = cache_v(walk);
+      }
+    }
+#if __CUDA_ARCH__ >= 800
+    if constexpr (kAsync) cp_async_commit_group();
+#endif
+  }
+
+  template <bool whole>
+  __forceinline__ void load_keys_and_values(const Loads& load, int first_key, unsigned stage) const {
+    const int begin = load.walk.sequence.begin, end = load.walk.sequence.old_length;
+    const DecodeSchedule& s = p.schedule;
+    load_cache_tile<kThreads, config.vector, whole>(s, tile_k(stage), load.k, p.k_strides, first_key, begin, end);
+    load_cache_tile<kThreads, config.vector, whole>(s, tile_v(stage), load.v, p.v_strides, first_key, begin, end);
+  }
+
+  template <int threads>
+  __forceinline__ void load_queries(const DecodeWalk& load, unsigned stage, int thread) const {
+    const int head = head_kv_of(load.column) * p.group, first_row = row_of(load.column, 0);
+    const Bits16* q = static_cast<const Bits16*>(p.q) + load.batch * p.q_strides.batch;
+    for (int index = thread; index < kRows * TileQ::kChunks; index += threads) {
+      const int local = index / TileQ::kChunks, chunk = index % TileQ::kChunks;
+      const int row = first_row + local;
+      const bool wanted = row < p.rows;
+      const Bits16* from =
+          q + query_of(row) * p.q_strides.seq + (head + head_in_group(row)) * p.q_strides.head + chunk * 8;
+      const unsigned to = tile_q(stage).address(local, chunk);
+      if constexpr (kAsync) {
+#if __CUDA_ARCH__ >= 800
+        cp_async_16(to, wanted ? from : q, wanted);
+#endif
+      } else {
+        store_shared_16(to, load_chunk<config.vector>(from, wanted));
+      }
+    }
+    if constexpr (kE4m3) {
+#if __CUDA_ARCH__ >= 800
+      const auto load_scale = [&](int place, const float* scale, const RowStrides& strides) {
+        if (thread != place) return;
+        cp_async_4(scales(stage) + place * 4,
+                   scale + load.batch * strides.batch + head_kv_of(load.column) * strides.head, true);
+      };
+      load_scale(0, p.k_scale, p.k_scale_strides);
+      load_scale(1, p.v_scale, p.v_scale_strides);
+#endif
+    }
+  }
+};
+
+}  // namespace tessera

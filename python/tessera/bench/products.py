@@ -1,0 +1,493 @@
+"""Products, MLPs, experts, losses, norms and rotary embedding beside PyTorch: one call of each in turn, on the same tensors.
+
+The first result of every entrant is compared with PyTorch's, but for the gradients of norms and of the likelihood, which
+`tessera verify` judges. On a CPU the shapes are smaller and nothing is flushed.
+"""
+
+import dataclasses
+import gc
+import json
+import pathlib
+import sys
+import time
+import typing
+
+from . import measure
+
+AGREEMENT = 0.03  # relative Frobenius distance from PyTorch's result: bf16 rounds hidden rows and results to 0.4 %
+UNITS = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "GB/s": 1e9}
+
+
+@dataclasses.dataclass
+class Row:
+    name: str
+    unit: str  # TFLOP/s or GFLOP/s of `work`, GB/s of it (a copy reads and writes), or us
+    work: float
+    make: typing.Callable  # -> {entrant: call}; Tessera's are called "tessera..."
+    graph: bool = False  # replayed from a CUDA graph
+    same: bool = True  # all entrants compute the same
+    copied: float = 0  # bytes that the entrant "copy" reads and writes
+
+
+@dataclasses.dataclass
+class Sizes:
+    square: int
+    tokens: int
+    width: int
+    hidden: int
+    padded: int
+    gated: tuple  # tokens, width, hidden
+    heads: tuple  # tokens, heads
+    experts: tuple  # of (tokens, experts, top_k, width, hidden)
+    vocabulary: tuple  # tokens, width, words
+    rows: tuple  # of a norm: rows, columns
+    rotary: tuple  # tokens, heads, dims
+
+
+SIZES = {
+    "cuda": Sizes(8192, 36_096, 512, 1365, 1376, (8192, 4096, 11_008), (32_000, 10),
+                  ((8192, 8, 2, 4096, 14_336), (8192, 64, 8, 2048, 1408)), (8192, 4096, 128_256), (16_384, 4096),
+                  (16_384, 32, 128)),
+    "cpu": Sizes(1024, 2048, 512, 1365, 1376, (256, 1024, 2752), (1000, 10), ((512, 8, 2, 512, 1024),), (256, 512, 8192),
+                 (2048, 4096), (2048, 16, 128)),
+}
+
+
+class Bench:
+    def __init__(self, device, dtype, sizes=None):
+        import tessera
+        import torch
+
+        self.torch, self.tessera, self.F = torch, tessera, torch.nn.functional
+        self.device, self.dtype = device, dtype
+        self.sizes = sizes or SIZES[device]
+        self.rate = "TFLOP/s" if device == "cuda" else "GFLOP/s"
+        self.clock = measure.CudaClock() if device == "cuda" else measure.CpuClock()
+
+    def tensor(self, *shape, scale=1.0):
+        """Values like those between layers: products of `scale` weights keep their size."""
+        return self.torch.randn(shape, device=self.device).mul_(scale).to(self.dtype)
+
+    def weight(self, *shape):
+        return self.tensor(*shape, scale=shape[-1] ** -0.5)
+
+    def padded(self, tensor):
+        """The same matrix with rows at multiples of 128 bytes."""
+        columns = tensor.shape[1]
+        return self.F.pad(tensor, (0, -columns % 64))[:, :columns]
+
+    def trained(self, function, inputs):
+        """A call of the function and of its gradients."""
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        self.torch.manual_seed(2)  # the same for all entrants
+        with self.torch.no_grad():
+            dout = self.torch.randn_like(function(*leaves))
+
+        def call():
+            with self.torch.enable_grad():
+                return self.torch.autograd.grad(function(*leaves), leaves, dout)
+
+        return call
+
+    def rows(self):
+        for family in (self.square, self.five, self.mlps, self.heads, self.likelihood, self.grouped, self.experts,
+                       self.vocabulary, self.norms, self.rotary):
+            yield from family()
+
+    def square(self):
+        n, t, F = self.sizes.square, self.tessera, self.F
+
+        def make():
+            x, w = self.tensor(n, n), self.weight(n, n)
+            return {"tessera": lambda: t.linear(x, w), "pytorch": lambda: F.linear(x, w)}
+
+        yield Row(f"gemm/{n}x{n}x{n}", self.rate, 2 * n**3, make)
+
+    def five(self):
+        """The five products of an MLP whose hidden rows are not aligned: contiguous, at a padded stride, and PyTorch's with
+        more columns instead."""
+        s, t, torch = self.sizes, self.tessera, self.torch
+        m, k = s.tokens, s.width
+
+        def five(h, padded):
+            keep = self.padded if padded else lambda tensor: tensor
+            x, up, down, dout = self.tensor(m, k), self.weight(h, k), self.weight(k, h), self.tensor(m, k)
+            return x, keep(up), keep(down), keep(self.tensor(m, h)), dout
+
+        def of(name, entrant, h, padded):
+            x, up, down, hidden, dout = five(h, padded)
+            composed = {
+                "up": lambda: torch.mm(x, up.T),
+                "down": lambda: torch.mm(hidden, down.T),
+                "dhidden": lambda: torch.mm(dout, down),
+                "dup": lambda: torch.mm(hidden.T, x),
+                "ddown": lambda: torch.mm(dout.T, hidden),
+            }[name]
+            if entrant == "pytorch":
+                return composed
+            own = {
+                "up": lambda: t.gemm(x, up),
+                "down": lambda: t.gemm(hidden, down),
+                "dhidden": lambda: t.gemm(dout, down, transpose_b=True),
+                "dup": lambda: t.gemm(hidden, x, transpose_a=True, transpose_b=True),
+                "ddown": lambda: t.gemm(dout, hidden, transpose_a=True, transpose_b=True),
+            }[name]
+            off = self.distance(own(), composed())
+            if not off <= AGREEMENT:
+                raise ValueError(f"{entrant} differs from PyTorch by {off:.3g} of its norm")
+            return own
+
+        for name in ("up", "down", "dhidden", "dup", "ddown"):
+            def make(name=name):
+                return {
+                    "tessera": of(name, "tessera", s.hidden, False),
+                    "tessera padded": of(name, "tessera", s.hidden, True),
+                    f"tessera {s.padded}": of(name, "tessera", s.padded, False),
+                    "pytorch": of(name, "pytorch", s.hidden, False),
+                    f"pytorch {s.padded}": of(name, "pytorch", s.padded, False),
+                }
+
+            yield Row(f"product/{name}/{m}x{k}x{s.hidden}", self.rate, 2 * m * k * s.hidden, make, same=False)
+
+    def mlps(self):
+        s, t, F = self.sizes, self.tessera, self.F
+        m, k, h = s.tokens, s.width, s.hidden
+        plain = {"tessera": t.mlp, "pytorch": lambda x, up, down: F.linear(F.silu(F.linear(x, up)), down)}
+
+        def inputs(m, k, h):
+            return self.tensor(m, k), self.weight(h, k), self.weight(k, h)
+
+        def forward(of):
+            def make():
+                given = inputs(m, k, h)
+                return {name: lambda f=f: f(*given) for name, f in of.items()}
+
+            return make
+
+        def trained():
+            given = inputs(m, k, h)
+            return {name: self.trained(f, given) for name, f in plain.items()}
+
+        yield Row(f"mlp/forward/{m}x{k}x{h}", self.rate, 4 * m * k * h, forward(plain))
+        yield Row(f"mlp/forward+backward/{m}x{k}x{h}", self.rate, 12 * m * k * h, trained)
+        gm, gk, gh = s.gated
+
+        def gated():
+            x, up, down = inputs(gm, gk, gh)
+            gate = self.weight(gh, gk)
+            return {"tessera": lambda: t.mlp(x, up, down, gate),
+                    "pytorch": lambda: F.linear(F.linear(x, up) * F.silu(F.linear(x, gate)), down)}
+
+        yield Row(f"gated mlp/forward/{gm}x{gk}x{gh}", self.rate, 6 * gm * gk * gh, gated)
+
+    def heads(self):
+        s, t, torch, F = self.sizes, self.tessera, self.torch, self.F
+        (m, g), k, h = s.heads, s.width, s.hidden
+
+        def one_by_one(x, up, down):
+            return torch.stack([F.linear(F.silu(F.linear(x, u)), d) for u, d in zip(up, down)], -2)
+
+        def inputs():
+            return self.tensor(m, k), self.weight(g, h, k), self.weight(g, 3, h)
+
+        def forward():
+            x, up, down = inputs()
+            return {"tessera": lambda: t.grouped_mlp(x[:, None], up, down), "pytorch": lambda: one_by_one(x, up, down)}
+
+        def trained():
+            given = inputs()
+            return {"tessera": self.trained(lambda x, u, d: t.grouped_mlp(x[:, None], u, d), given),
+                    "pytorch": self.trained(one_by_one, given)}
+
+        flop = 2 * m * g * (k * h + 3 * h)
+        yield Row(f"heads/forward/{m}x{k}x{g}x{h}x3", self.rate, flop, forward)
+        yield Row(f"heads/forward+backward/{m}x{k}x{g}x{h}x3", self.rate, 3 * flop, trained)
+
+    def likelihood(self):
+        t, torch = self.tessera, self.torch
+        m, g = self.sizes.heads
+
+        def composed(params, target):
+            logit, mu, log_sigma = params.float().unbind(-1)
+            z = (target.float()[:, None] - mu) * torch.exp(-log_sigma)
+            each = torch.log_softmax(logit, -1) - 0.5 * z * z - log_sigma - 0.9189385332046727
+            return -torch.logsumexp(each, -1).mean()
+
+        for name, gradient in (("forward", False), ("forward+backward", True)):
+            def make(gradient=gradient):
+                params, target = self.tensor(m, g, 3), self.tensor(m)
+                if not gradient:
+                    return {"tessera": lambda: t.gmm_nll(params, target), "pytorch": lambda: composed(params, target)}
+                return {"tessera": lambda: torch.ops.tessera.gmm_nll(params, target, 1, True),
+                        "pytorch": self.trained(lambda p: composed(p, target), (params,))}
+
+            yield Row(f"gmm_nll/{name}/{m}x{g}", "us", 1, make, graph=True, same=not gradient)
+
+    def offsets(self, rows, groups, uneven):
+        torch = self.torch
+        first = rows // 2 if uneven else 0
+        sizes = [first] * uneven + [(rows - first) // (groups - uneven)] * (groups - uneven)
+        sizes[-1] += rows - sum(sizes)
+        ends = torch.tensor(sizes).cumsum(0)
+        return torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(self.device, torch.int32)
+
+    def grouped(self):
+        t, torch = self.tessera, self.torch
+        for tokens, groups, top_k, k, h in self.sizes.experts:
+            rows = tokens * top_k
+            for uneven in (False, True):
+                def make(rows=rows, groups=groups, k=k, h=h, uneven=uneven):
+                    x, w, offsets = self.tensor(rows, k), self.weight(groups, h, k), self.offsets(rows, groups, uneven)
+                    ends = offsets[1:].contiguous()
+                    if self.device == "cuda":
+                        return {"tessera": lambda: t.grouped_linear(x, w, offsets),
+                                "pytorch": lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)}
+                    sizes = offsets.diff().tolist()
+                    return {"tessera": lambda: t.grouped_linear(x, w, offsets),
+                            "pytorch": lambda: torch.cat([a @ b.T for a, b in zip(x.split(sizes), w)])}
+
+                name = f"grouped/{groups} experts/{rows}x{k}x{h}" + ("/half" if uneven else "")
+                yield Row(name, self.rate, 2 * rows * k * h, make)
+
+    def experts(self):
+        t, torch, F = self.tessera, self.torch, self.F
+        for tokens, groups, top_k, k, h in self.sizes.experts:
+            pairs = tokens * top_k
+
+            def layer(x, router, up, down, gate, top_k=top_k):
+                return t.moe(x, F.linear(x, router), up, down, gate, top_k=top_k)
+
+            def composed(x, router, up, down, gate, top_k=top_k, groups=groups):
+                scores, chosen = F.linear(x, router).float().topk(top_k, -1)
+                weights = torch.softmax(scores, -1).to(x.dtype)
+                order = chosen.flatten().argsort(stable=True)
+                rows = x[order // top_k]
+                counts = chosen.flatten().bincount(minlength=groups)
+                if x.is_cuda:
+                    ends = counts.cumsum(0).to(torch.int32)
+
+                    def product(a, w):
+                        return torch._grouped_mm(a, w.transpose(1, 2), offs=ends)
+                else:
+                    sizes = counts.tolist()
+
+                    def product(a, w):
+                        return torch.cat([part @ one.T for part, one in zip(a.split(sizes), w)])
+
+                made = product(product(rows, up) * F.silu(product(rows, gate)), down)
+                made = made * weights.flatten()[order][:, None]
+                return torch.zeros_like(x).index_add(0, order // top_k, made)
+
+            def inputs(tokens=tokens, groups=groups, k=k, h=h):
+                return (self.tensor(tokens, k), self.weight(groups, k), self.weight(groups, h, k), self.weight(groups, k, h),
+                        self.weight(groups, h, k))
+
+            def products(given, backward, pairs=pairs, top_k=top_k):
+                """The layer's own grouped products alone, one after the other, with its own numbers of rows."""
+                x, router, up, down, gate = given
+                counts = F.linear(x, router).float().topk(top_k, -1)[1].flatten().bincount(minlength=up.shape[0])
+                offsets = F.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+                rows, hidden, other = self.tensor(pairs, x.shape[1]), self.tensor(pairs, up.shape[1]), self.tensor(pairs, up.shape[1])
+                both = dict(transpose_a=True, transpose_b=True)
+
+                def forward():
+                    if not backward:
+                        t.grouped_gemm(rows, up, offsets, gate=gate, activation="silu")
+                    else:
+                        t.grouped_gemm(rows, up, offsets)
+                        t.grouped_gemm(rows, gate, offsets)
+                    t.grouped_gemm(hidden, down, offsets)
+
+                def all_of_them():
+                    forward()
+                    t.grouped_gemm(rows, down, offsets, transpose_b=True)
+                    t.grouped_gemm(rows, hidden, offsets, **both)
+                    t.grouped_gemm(hidden, rows, offsets, **both)
+                    t.grouped_gemm(other, rows, offsets, **both)
+                    dx = t.grouped_gemm(hidden, up, offsets, transpose_b=True)
+                    t.grouped_gemm(other, gate, offsets, transpose_b=True, residual=dx)
+
+                return all_of_them if backward else forward
+
+            def forward(inputs=inputs, layer=layer, composed=composed, products=products):
+                given = inputs()
+                return {"tessera": lambda: layer(*given), "tessera products": products(given, False),
+                        "pytorch": lambda: composed(*given)}
+
+            def trained(inputs=inputs, layer=layer, composed=composed, products=products):
+                given = inputs()
+                return {"tessera": self.trained(layer, given), "tessera products": products(given, True),
+                        "pytorch": self.trained(composed, given)}
+
+            flop = 6 * pairs * k * h
+            shape = f"{groups} experts top-{top_k}/{tokens}x{k}x{h}"
+            yield Row(f"moe/forward/{shape}", self.rate, flop, forward)
+            yield Row(f"moe/forward+backward/{shape}", self.rate, 3 * flop, trained)
+
+    def vocabulary(self):
+        t, F = self.tessera, self.F
+        m, k, words = self.sizes.vocabulary
+
+        def make():
+            x, w = self.tensor(m, k), self.weight(words, k)
+            target = self.torch.randint(words, (m,), device=self.device)
+            return {"tessera": self.trained(lambda x, w: t.linear_cross_entropy(x, w, target), (x, w)),
+                    "pytorch": self.trained(lambda x, w: F.cross_entropy(F.linear(x, w), target), (x, w))}
+
+        yield Row(f"linear_cross_entropy/{m}x{k}x{words}", self.rate, 6 * m * k * words, make)
+
+    def norms(self):
+        t, torch, F = self.tessera, self.torch, self.F
+        rows, columns = self.sizes.rows
+        matrix = rows * columns * self.dtype.itemsize
+        kinds = {
+            "rms_norm": (False, False), "rms_norm+residual": (False, True), "layer_norm+residual": (True, True),
+        }
+
+        def plain(centered, residual, x, w, b, r):
+            h = x + r if residual else x
+            return F.layer_norm(h, (columns,), w, b) if centered else F.rms_norm(h, (columns,), w, 1e-6)
+
+        def fused(centered, residual, x, w, b, r):
+            if centered:
+                return t.layer_norm(x, w, b, r if residual else None)
+            return t.rms_norm(x, w, r if residual else None)
+
+        for kind, (centered, residual) in kinds.items():
+            def forward(centered=centered, residual=residual):
+                x, r, w, b = self.tensor(rows, columns), self.tensor(rows, columns), self.tensor(columns), self.tensor(columns)
+                to = torch.empty_like(x)
+                return {"tessera": lambda: fused(centered, residual, x, w, b, r),
+                        "pytorch": lambda: plain(centered, residual, x, w, b, r), "copy": lambda: to.copy_(x)}
+
+            def backward(centered=centered, residual=residual):
+                x, dout, dsum, w = (self.tensor(rows, columns), self.tensor(rows, columns), self.tensor(rows, columns),
+                                    self.tensor(columns))
+                rstd = x.float().square().mean(1).rsqrt()
+                mean = x.float().mean(1) if centered else rstd.new_empty(0)
+                given = dout, x, w, rstd, mean, dsum if residual else None, centered, True, centered
+                leaf, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
+                bias = torch.zeros_like(w).requires_grad_()
+                with torch.enable_grad():
+                    out = plain(centered, False, leaf, weight, bias, None)
+                leaves = (leaf, weight, bias) if centered else (leaf, weight)
+                to = torch.empty_like(x)
+
+                def composed():
+                    made = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+                    return (made[0] + dsum, *made[1:]) if residual else made
+
+                return {"tessera": lambda: torch.ops.tessera.norm_backward(*given), "pytorch": composed,
+                        "copy": lambda: to.copy_(x)}
+
+            yield Row(f"{kind}/forward/{rows}x{columns}", "GB/s", matrix * (4 if residual else 2), forward,
+                      copied=2 * matrix)
+            yield Row(f"{kind}/backward/{rows}x{columns}", "GB/s", matrix * (4 if residual else 3), backward, same=False,
+                      copied=2 * matrix)
+
+    def rotary(self):
+        t, torch = self.tessera, self.torch
+        tokens, heads, dims = self.sizes.rotary
+
+        def make():
+            x = self.tensor(1, tokens, heads, dims)
+            angles = torch.randn(tokens, dims // 2, device=self.device)
+            cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+            to, both = torch.empty_like(x), (torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None])
+
+            def composed():
+                first, second = x.chunk(2, -1)
+                return x * both[0] + torch.cat([-second, first], -1) * both[1]
+
+            return {"tessera": lambda: t.rotary(x, cos, sin), "pytorch": composed, "copy": lambda: to.copy_(x)}
+
+        copied = 2 * tokens * heads * dims * self.dtype.itemsize
+        tables = tokens * dims * self.dtype.itemsize
+        yield Row(f"rotary/{tokens}x{heads}x{dims}", "GB/s", copied + tables, make, copied=copied)
+
+    def distance(self, made, expected):
+        """Of the first tensor of each."""
+        one, other = (t[0] if isinstance(t, tuple) else t for t in (made, expected))
+        return ((one.double() - other.double()).norm() / other.double().norm()).item()
+
+    def measured(self, row, rounds):
+        """One case of the record."""
+        torch = self.torch
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+        torch.manual_seed(1)
+        case = {"name": row.name, "unit": row.unit, "work": row.work, "copied": row.copied, "entrants": {}}
+        try:
+            with torch.no_grad():
+                calls = row.make()
+                expected = calls["pytorch"]() if row.same else None
+                for name, call in calls.items():
+                    made = call()
+                    if row.same and name == "tessera":
+                        off = self.distance(made, expected)
+                        if not off <= AGREEMENT:
+                            case["wrong"] = f"Tessera's result differs from PyTorch's by {off:.3g} of its norm"
+                            return case
+                    del made
+                del expected
+                if row.graph and self.device == "cuda":
+                    samples = [self.clock.graph(lambda call=call: call) for call in calls.values()]
+                else:
+                    entrants = [(lambda: None, call) for call in calls.values()]
+                    self.clock.round_robin(entrants, 1)  # warm-up
+                    samples = self.clock.round_robin(entrants, rounds)
+        except Exception as problem:  # what does not fit or is not there is a row that says so
+            first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+            case["refused"] = f"{type(problem).__name__}: {first[:160]}"
+            return case
+        case["entrants"] = {name: measure.summary(taken) for name, taken in zip(calls, samples)}
+        return case
+
+
+def figure(case, entrant):
+    """In the row's unit."""
+    seconds = case["entrants"][entrant]["median_s"]
+    if case["unit"] == "us":
+        return seconds * 1e6
+    return case["copied" if entrant == "copy" else "work"] / seconds / UNITS[case["unit"]]
+
+
+def table(cases):
+    """The cases as Markdown: each entrant's figure, and Tessera's speed over the best peer's."""
+    out = ["| | unit | Tessera | other entrants | Tessera over the best of PyTorch |", "|---|---|---|---|---|"]
+    for case in cases:
+        if not case["entrants"]:
+            out.append(f"| {case['name']} | {case.get('refused') or case['wrong']} | | | |")
+            continue
+        own, times = figure(case, "tessera"), {n: e["median_s"] for n, e in case["entrants"].items()}
+        others = ", ".join(f"{name} {figure(case, name):.0f}" for name in times if name != "tessera")
+        best = min(s for name, s in times.items() if name.startswith("pytorch"))
+        out.append(f"| {case['name']} | {case['unit']} | {own:.1f} | {others} | {best / times['tessera']:.2f} |")
+    return "\n".join(out)
+
+
+def main(options, environment, state):
+    """Runs the rows whose name contains one of the filter's comma-separated texts; returns an exit code."""
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[options.dtype]
+    bench = Bench(options.device, dtype)
+    chosen = [row for row in bench.rows() if any(part in row.name for part in options.filter.split(","))]
+    if not chosen:
+        print(f"error: no row has '{options.filter}' in its name", file=sys.stderr)
+        return 2
+    record = {"environment": environment, "suite": "products", "device": options.device, "dtype": options.dtype,
+              "gpu_before": state(), "cases": []}
+    begin = time.monotonic()
+    for row in chosen:
+        case = bench.measured(row, options.rounds)
+        record["cases"].append(case)
+        print(f"{case['name']:<48} [{time.monotonic() - begin:.0f} s]", file=sys.stderr, flush=True)
+        if options.json:  # after each row, so that a run that is cut short leaves what it has
+            pathlib.Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+    record["gpu_after"], record["seconds"] = state(), time.monotonic() - begin
+    print(table(record["cases"]))
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if any("wrong" in case for case in record["cases"]) else 0

@@ -1,0 +1,62 @@
+"""`python -m tessera.bench --suite products`: every row runs, and a wrong result is told."""
+
+import argparse
+import json
+import pathlib
+
+import pytest
+import torch
+
+from tessera.bench import products as bench
+
+TINY = bench.Sizes(16, 24, 16, 13, 16, (8, 16, 24), (12, 3), ((10, 4, 2, 16, 24),), (8, 16, 40), (6, 32), (5, 2, 16))
+
+
+def made(dtype=torch.float32):
+    return bench.Bench("cpu", dtype, TINY)
+
+
+def test_every_row_runs_and_agrees_where_it_is_compared():
+    cases = [made().measured(row, 1) for row in made().rows()]
+    assert len({case["name"] for case in cases}) == len(cases) > 20
+    for case in cases:
+        assert "wrong" not in case and "refused" not in case, case
+        assert "tessera" in case["entrants"] and any(name.startswith("pytorch") for name in case["entrants"])
+    text = bench.table(cases)
+    assert text.count("\n") == len(cases) + 1 and "moe/forward+backward" in text
+
+
+@pytest.mark.parametrize("name", ("linear", "mlp", "rms_norm"))
+def test_a_wrong_result_is_told(name, monkeypatch):
+    one = made()
+    real = getattr(one.tessera, name)
+    monkeypatch.setattr(one.tessera, name, lambda *args, **options: real(*args, **options) * 1.1)
+    rows = {"linear": "gemm/", "mlp": "mlp/forward/", "rms_norm": "rms_norm/forward"}
+    row = next(row for row in one.rows() if row.name.startswith(rows[name]))
+    assert "differs from PyTorch's" in one.measured(row, 1)["wrong"]
+
+
+def test_what_does_not_run_is_a_row_that_says_so():
+    def fails():
+        raise RuntimeError("no such thing\nmore")
+
+    case = made().measured(bench.Row("row", "us", 1, fails), 1)
+    assert case["refused"] == "RuntimeError: no such thing" and "no such thing" in bench.table([case])
+
+
+def test_main_writes_what_the_filter_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(bench.SIZES, "cpu", TINY)
+    options = argparse.Namespace(device="cpu", dtype="fp32", filter="gmm,rotary", rounds=1, json=str(tmp_path / "p.json"))
+    assert bench.main(options, {}, dict) == 0
+    record = json.loads((tmp_path / "p.json").read_text())
+    assert [case["name"] for case in record["cases"]] == ["gmm_nll/forward/12x3", "gmm_nll/forward+backward/12x3",
+                                                          "rotary/5x2x16"]
+    assert "rotary/5x2x16" in capsys.readouterr().out
+    options.filter = "no such row"
+    assert bench.main(options, {}, dict) == 2
+
+
+def test_the_docs_have_the_table_of_the_results():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    cases = json.loads((root / "results" / "h200" / "products.json").read_text())["cases"]
+    assert bench.table(cases) in (root / "docs" / "products.md").read_text()
