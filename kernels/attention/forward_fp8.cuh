@@ -21,13 +21,14 @@
 #pragma once
 
 #include "attention/forward_fp8_config.h"
-#include "attention/forward_fp8_sm90_softmax.cuh"
+#include "attention/fp8_softmax.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/e4m3.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma_e4m3.cuh"
 #include "tile/mask.h"
+#include "tile/probability.cuh"
 #include "tile/sequence.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -140,11 +141,8 @@ struct AttentionForwardFp8 {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < kKeyTiles * 4; ++i) {
-        float s = scores[m][i] * factor;
-        if (p.softcap > 0) s = p.softcap * accurate_tanh(s / p.softcap);
         const int key = first_k + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const int distance = query_of(m, i / 2 % 2) + position_offset - key;
-        scores[m][i] = s - slope * static_cast<float>(distance < 0 ? -distance : distance);
+        modify_score(scores[m][i], factor, p.softcap, slope, query_of(m, i / 2 % 2) + position_offset - key);
       }
     }
   }
@@ -254,10 +252,6 @@ struct AttentionForwardFp8 {
                                       len_q, lane);
   }
 
-  static __forceinline__ const float* scales_of(const RowScales& scales, unsigned batch, unsigned head) {
-    return scales.data + batch * scales.strides.batch + head * scales.strides.head;
-  }
-
   __forceinline__ void run() {
     // If the mask is causal, later queries see more keys, so their CTAs come first.
     const unsigned batch_head = blockIdx.x / p.q_tiles;
@@ -281,8 +275,8 @@ struct AttentionForwardFp8 {
     const Bits16* const q = rows_of(p.q, p.q_strides, p.cu_seqlens_q, batch, head);
     const Bits16* const k = rows_of(p.k, p.k_strides, p.cu_seqlens_k, batch, key_head);
     const Bits16* const v = rows_of(p.v, p.v_strides, p.cu_seqlens_k, batch, key_head);
-    k_scales = scales_of(p.k_scale, batch, key_head);
-    v_scales = scales_of(p.v_scale, batch, key_head);
+    k_scales = p.k_scale.of(batch, key_head);
+    v_scales = p.v_scale.of(batch, key_head);
     q_factor = 0;
     v_unit = 1;
 
@@ -305,8 +299,7 @@ struct AttentionForwardFp8 {
       load_k.begin(tile_k, k, p.k_strides.seq, (end_tile - 1) * kBlockK, len_k);
       // A warp's rows have one scale. Rows beyond the sequence have none.
       const int row = min(first_q + warp * kRowsPerWarp, len_q - 1);
-      q_factor =
-          scales_of(p.q_scale, batch, head)[row >> p.q_scale.shift] * p.scale * (config.score_mod ? 1.0f : kLog2E);
+      q_factor = p.q_scale.of(batch, head)[row >> p.q_scale.shift] * p.scale * (config.score_mod ? 1.0f : kLog2E);
       v_unit = v_scales[((end_tile - 1) * kBlockK) >> p.v_scale.shift];
     }
     for (int tile = end_tile - 1; tile >= first_tile; --tile) {

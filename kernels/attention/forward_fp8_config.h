@@ -1,7 +1,7 @@
 // Config, shared-memory size and Params of attention/forward_fp8.cuh.
 #pragma once
 
-#include "attention/forward_fp8_sm90_config.h"
+#include "attention/fp8.h"
 #include "tile/mask.h"
 #include "tile/types.h"
 

@@ -8,7 +8,7 @@
 //
 // - wgmma takes e4m3 operands K-major only, so V comes transposed. P as the accumulators of S hold it is wgmma's A
 //   operand with keys permuted within each 16; V has its keys in that order (value_key), so that no lane moves a value.
-// - P is scaled by a power of two to use e4m3's range (forward_fp8_sm90_softmax.cuh). It is rounded to e4m3 as soon as it
+// - P is scaled by a power of two to use e4m3's range (fp8_softmax.cuh). It is rounded to e4m3 as soon as it
 //   is computed, while the product with the previous tile of V runs.
 // - Scales of Q and K go into the factor of the exponent, V's into O: O is in units of the scale of the last key tile,
 //   and is rescaled if the next tile's is another.

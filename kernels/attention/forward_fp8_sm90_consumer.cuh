@@ -2,8 +2,8 @@
 #pragma once
 
 #include "attention/forward_fp8_sm90_config.h"
-#include "attention/forward_fp8_sm90_softmax.cuh"
 #include "attention/forward_fp8_sm90_work_tile.cuh"
+#include "attention/fp8_softmax.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/e4m3.cuh"
@@ -14,6 +14,7 @@
 #include "ptx/wgmma.cuh"
 #include "tile/mask.h"
 #include "tile/pipeline.cuh"
+#include "tile/probability.cuh"
 #include "tile/quad.cuh"
 #include "tile/sequence.cuh"
 
@@ -129,17 +130,13 @@ struct ForwardFp8Sm90Consumer {
     return info;
   }
 
-  static __forceinline__ const float* scales_of(const RowScales& scales, unsigned batch, unsigned head) {
-    return scales.data + batch * scales.strides.batch + head * scales.strides.head;
-  }
-
   __forceinline__ KeyTiles tiles_of(const WorkTileInfo& info) {
     first_q = info.first_q + first_row();
     len_k = info.len_k;
     position_offset = info.position_offset(p);
     const unsigned key_head = p.by_group.quotient(info.head);
-    k_scales = scales_of(p.k_scale, info.batch, key_head);
-    v_scales = scales_of(p.v_scale, info.batch, key_head);
+    k_scales = p.k_scale.of(info.batch, key_head);
+    v_scales = p.v_scale.of(info.batch, key_head);
     if constexpr (config.score_mod) {
       slope = p.alibi_slopes ? p.alibi_slopes[info.batch * p.alibi_batch_stride + info.head] : 0.0f;
     }
@@ -149,7 +146,7 @@ struct ForwardFp8Sm90Consumer {
       tiles.last = tiles.keys.last_tile(config.block_k);
     }
     if (tiles.sees_keys()) {
-      q_factor = scales_of(p.q_scale, info.batch, info.head)[first_q >> p.q_scale.shift] * p.scale *
+      q_factor = p.q_scale.of(info.batch, info.head)[first_q >> p.q_scale.shift] * p.scale *
                  (config.score_mod ? 1.0f : kLog2E);
       if constexpr (!config.k_blocks) k_scale[0] = *k_scales;
       if constexpr (!config.v_blocks) v_unit = *v_scales;
@@ -352,10 +349,9 @@ struct ForwardFp8Sm90Consumer {
       for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float s = scores[n * 4 + i] * factor[softmax.group_of(n * 4)];
-          if (p.softcap > 0) s = p.softcap * accurate_tanh(s / p.softcap);
-          const int distance = query_of(i / 2) + position_offset - (first_k + n * 8 + lane % 4 * 2 + i % 2);
-          scores[n * 4 + i] = s - slope * static_cast<float>(distance < 0 ? -distance : distance);
+          const int key = first_k + n * 8 + lane % 4 * 2 + i % 2;
+          modify_score(scores[n * 4 + i], factor[softmax.group_of(n * 4)], p.softcap, slope,
+                       query_of(i / 2) + position_offset - key);
         }
       }
 #pragma unroll

@@ -1,7 +1,8 @@
 // Config, shared-memory layout and Params of attention/quantize_fp8.cuh.
 #pragma once
 
-#include "attention/forward_fp8_sm90_config.h"
+#include "attention/fp8.h"
+#include "tile/scheduler.h"
 
 namespace tessera {
 

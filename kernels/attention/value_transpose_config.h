@@ -1,7 +1,7 @@
 // Config and Params of attention/value_transpose_sm90.cuh: V as attention/forward_fp8_sm90.cuh reads it.
 #pragma once
 
-#include "attention/forward_fp8_sm90_config.h"
+#include "attention/fp8.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "attention/forward_fp8_sm90_config.h"
+#include "attention/fp8.h"
 #include "attention/problem.h"
 
 namespace tessera::attention {

@@ -1,9 +1,12 @@
 // A product as a part of another family's recipe.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/format.h"
 #include "gemm/family.h"
 
 namespace tessera::gemm {
@@ -21,5 +24,17 @@ struct Embedded {
 };
 
 Result<Embedded> embed(std::string name, const GemmProblem& problem, const engine::Device& device);
+
+// A chain of steps as one offer: what it takes is the sum of its links' microseconds, which it says by their names.
+template <class Links>
+engine::Offer offer_of(const Links& links, engine::Config config, std::size_t workspace) {
+  double microseconds = 0;
+  std::string why;
+  for (const auto& one : links) {
+    microseconds += one.microseconds;
+    why += format("{}{} {:.3g} us", why.empty() ? "" : ", ", one.link.name, one.microseconds);
+  }
+  return {std::move(config), workspace, microseconds, std::move(why)};
+}
 
 }  // namespace tessera::gemm

@@ -266,13 +266,7 @@ std::optional<std::string> refuses(const MoeProblem& p, const Device& device) {
 std::vector<engine::Offer> offers(const MoeProblem& p, const Device& device) {
   const auto chain = chain_of(p, device);
   if (!chain.ok()) return {};
-  double microseconds = 0;
-  std::string why;
-  for (const Chosen& one : chain->links) {
-    microseconds += one.microseconds;
-    why += format("{}{} {:.3g} us", why.empty() ? "" : ", ", one.link.name, one.microseconds);
-  }
-  return {{named(*chain), chain->bytes, microseconds, why}};
+  return {gemm::offer_of(chain->links, named(*chain), chain->bytes)};
 }
 
 std::optional<Recipe> recipe(const MoeProblem& p, const Device& device, const engine::Config& config) {

@@ -1,4 +1,4 @@
-// Online softmax of attention/forward_fp8_sm90.cuh, for the rows of a warp in wgmma's accumulator layout: a lane has two
+// Online softmax of the e4m3 forwards, for the rows of a warp in the accumulator layout of wgmma and mma: a lane has two
 // columns of every tile of 8 keys, in rows lane / 4 (half 0) and lane / 4 + 8 (half 1).
 //
 // P is kept relative to a reference near the row's maximum: at the reference it is 2^kOffset, so that e4m3 has all its
@@ -9,7 +9,7 @@
 // their maximum, shows that none saturates. Else the scores are restored, and the maximum is found first, as usual.
 #pragma once
 
-#include "attention/forward_fp8_sm90_config.h"
+#include "attention/fp8.h"
 #include "ptx/convert.cuh"
 #include "ptx/e4m3.cuh"
 #include "ptx/math.cuh"
