@@ -60,9 +60,10 @@ kernels: build
 unit: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 
-# Every instance for three architectures, one of each kernel for others (sm_86 shares the code of sm_89); `make release` compiles all of them.
+# For three architectures, instances with every pair of Config values; one of each kernel for others (sm_86 shares the code of
+# sm_89). `make release` compiles all instances for all of them.
 compile-gate: build
-	@$(TESSERA) compile --arch sm_75,sm_80,sm_90a
+	@$(TESSERA) compile --pairs --arch sm_75,sm_80,sm_90a
 	@$(TESSERA) compile --brief --arch sm_89,$(NEW_ARCHS)
 
 # Left out: what runs the same code many times to compare bits. intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's

@@ -2,8 +2,8 @@
 """collect_results.py OUT RESULTS: turns what scripts/gpu_check.sh left in OUT into the files that are committed.
 
 verify.json has each suite's counts and, one case per line, the error divided by the allowed error; fuzz.json adds up the
-runs that were side by side. peers.json, bench.json, training.json, products.json, evidence.json, dram_bytes.json,
-doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps its family, op, fields and tags,
+runs that were side by side. peers.json, peers_unfused.json, bench.json, training.json, products.json, evidence.json, dram_bytes.json,
+break_kernels.json, doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps its family, op, fields and tags,
 whatever a family calls them. Files that OUT does not have stay as they are.
 """
 
@@ -11,7 +11,7 @@ import json
 import pathlib
 import sys
 
-KEPT = ("peers", "bench", "training", "products", "evidence", "dram_bytes", "doctor", "verified")
+KEPT = ("peers", "peers_unfused", "bench", "training", "products", "evidence", "dram_bytes", "break_kernels", "doctor", "verified")
 
 
 def verify_summary(report):
@@ -37,7 +37,8 @@ def fuzz_summary(runs):
             kernel = kernels.setdefault(name, {"problems": 0, "worst_ratio": 0})
             kernel["problems"] += found["problems"]
             kernel["worst_ratio"] = max(kernel["worst_ratio"], found["worst_ratio"])
-    summed = {key: sum(run[key] for run in runs) for key in ("problems", "failed", "refused", "passed_over", "instances")}
+    summed = {key: sum(run[key] for run in runs) for key in ("problems", "failed", "refused", "passed_over")}
+    summed["instances"] = sum(run["instances"] for run in runs)  # at most: two runs may share some
     return {key: runs[0][key] for key in ("date", "version", "device", "arch_code")} | summed | {
         "seeds": [[run["first_seed"], run["last_seed"]] for run in runs],
         "seconds": max(run["seconds"] for run in runs), "kernels": dict(sorted(kernels.items())),

@@ -9,10 +9,11 @@
 #   break      mutation tests: that the checks catch broken kernels
 #   bench      times of every shape, many single calls of some, and bytes of memory traffic
 #   peers      the comparison with other libraries
-#   training   whole training steps of examples/transformer_np (only if named; needs the Python package on the path)
+#   unfused    some shapes beside SDPA's unfused computation and FlexAttention (only if named)
+#   training   whole training steps of examples/transformer_np (likewise; needs the Python package on the path)
 #   products   products, MLPs, experts, losses and norms beside PyTorch (likewise)
 #
-# Without names: all but the last two. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed to
+# Without names: all but the last three. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed to
 # repeat it), and verify and break keep what passed with the same kernels, so a run that was stopped can go on. Everything
 # is written to OUT, results/<gpu>/ is updated, and the summary names what failed, what was skipped and what was not run.
 # The exit code is 1 if a check failed, 3 if there is no GPU.
@@ -23,7 +24,7 @@ set -uo pipefail
 out=${1:?usage: scripts/gpu_check.sh OUT [STAGE...]}
 shift
 stages=("$@")
-all=(tests verify sanitizer fuzz break bench peers training products)
+all=(tests verify sanitizer fuzz break bench peers unfused training products)
 [ ${#stages[@]} -gt 0 ] || stages=("${all[@]:0:7}")
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
@@ -142,6 +143,7 @@ stage_sanitizer() {
     return
   fi
   local sanitize=(compute-sanitizer --error-exitcode 9) small_set=("$tessera" verify --device cuda --suite sanitize) code
+  timeout 120 "${small_set[@]}" > "$out/sanitize.txt" 2>&1  # compiles the kernels once, for all of them
   for tool in memcheck synccheck initcheck; do
     start "sanitizer_$tool" 400 "${sanitize[@]}" --tool $tool "${small_set[@]}"
   done
@@ -159,12 +161,13 @@ stage_sanitizer() {
   rm -rf "$out/racecheck_kernels"
 }
 
-# Seeds far apart, and together at most 200 kernel instances.
+# Seeds far apart, so that each draws kinds of its own, and together at most 200 kernel instances. Few processes, because the
+# GPU runs one of them at a time.
 stage_fuzz() {
   local n
-  for n in 1 2 3 4 5 6 7 8; do
-    start "fuzz_$n" 200 "$tessera" fuzz --device cuda --problems 1000000 --instances 25 --threads 2 --seed "${n}0000001" \
-      --seconds 150 --json "$out/fuzz_$n.json"
+  for n in 1 2; do
+    start "fuzz_$n" 260 "$tessera" fuzz --device cuda --problems 50000 --kinds 12 --instances 100 --threads $(($(nproc) / 2)) \
+      --seed "${n}0000001" --seconds 220 --json "$out/fuzz_$n.json"
   done
   finish_all
 }
@@ -182,18 +185,25 @@ stage_bench() {
   fi
 }
 
-stage_peers() {
+# attention_bench NAME LIMIT OPTIONS...: the benchmark does not use the rest of the Python package, which need not be
+# installed.
+attention_bench() {
+  local name=$1 limit=$2
+  shift 2
   if ! "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
-    skip "peers: $python has no PyTorch that sees the GPU"
+    skip "$name: $python has no PyTorch that sees the GPU"
     return
   fi
-  # The benchmark does not use the rest of the Python package, which need not be installed.
   mkdir -p "$out/path"
   cp -r python/tessera/bench "$out/path/tessera_bench"
-  lines=20 step peers 460 env PYTHONPATH="$out/path${PYTHONPATH:+:$PYTHONPATH}" "$python" -m tessera_bench \
-    --library "$build/lib/libtessera.so" --json "$out/peers.json"
+  lines=20 step "$name" "$limit" env PYTHONPATH="$out/path${PYTHONPATH:+:$PYTHONPATH}" "$python" -m tessera_bench \
+    --library "$build/lib/libtessera.so" --json "$out/$name.json" "$@"
   rm -rf "$out/path"
 }
+
+stage_peers() { attention_bench peers 460; }
+
+stage_unfused() { attention_bench peers_unfused 200 --suite table --peers math,flex --rounds 10 --filter b8_s2048; }
 
 stage_training() {
   lines=40 step training 470 "$python" -m tessera.bench --suite np --json "$out/training.json"
@@ -203,10 +213,14 @@ stage_products() {
   lines=40 step products 300 "$python" -m tessera.bench --suite products --json "$out/products.json"
 }
 
+# What earlier runs caught with the same kernels is not run again.
 stage_break() {
+  mkdir -p "$out/break_kernels"
+  [ -e "$out/break_kernels/break_kernels.json" ] ||
+    cp "results/$gpu/break_kernels.json" "$out/break_kernels/" 2> /dev/null
   lines=1 step break_kernels 475 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
-    --python "$python" --seconds 330
-  cp "$out/break_kernels/break_kernels.txt" "$out/" 2> /dev/null
+    --python "$python" --jobs $(($(nproc) * 3 / 4 + 1)) --seconds 330
+  cp "$out"/break_kernels/break_kernels.{txt,json} "$out/" 2> /dev/null
   grep -E ' (NO|not run)( |$)' "$out/break_kernels.txt" | sed 's/^/          /' | tee -a "$summary"
 }
 

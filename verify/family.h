@@ -57,8 +57,9 @@ struct Family {
   // What the compile gate compiles for an architecture.
   std::vector<jit::KernelInstance> (*gate)(const engine::Device& device);
 
-  // A small problem from a number, for `fuzz`; the same everywhere. Null: there is none.
-  std::unique_ptr<Case> (*random)(std::uint64_t number) = nullptr;
+  // A small problem from two numbers, for `fuzz`; the same everywhere. What mostly decides the kernel instance is drawn
+  // from `kind`, so that many problems of a few kinds need few instances. Null: there is none.
+  std::unique_ptr<Case> (*random)(std::uint64_t number, std::uint64_t kind) = nullptr;
   // What `tessera kernels` times beside the cases.
   std::vector<StepCase> (*steps)() = [] { return std::vector<StepCase>(); };
 };

@@ -32,6 +32,9 @@ constexpr Format format_of(DType dtype) {
   return {24, -149, 128, 23, 127};
 }
 
+// Of a normal double; std::ldexp is a call that takes longer than everything around it.
+double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52); }
+
 struct RowVerdict {
   double ratio = 0;  // of the worst row
   std::int64_t row = -1;
@@ -88,8 +91,8 @@ double round_to(DType dtype, double value) {
   if (dtype == DType::kFloat32) return static_cast<float>(value);
   if (!std::isfinite(value) || value == 0) return value;
   const Format f = format_of(dtype);
-  if (std::abs(value) >= std::ldexp(1.0, f.quantum + f.significand) &&
-      std::abs(value) < std::ldexp(1.0, f.max_exponent - 1)) {
+  if (std::abs(value) >= power_of_two(f.quantum + f.significand) &&
+      std::abs(value) < power_of_two(f.max_exponent - 1)) {
     // Far from both ends of the range: drop the low bits of the fp64 pattern; a carry into the exponent is right.
     const int dropped = 53 - f.significand;
     auto bits = std::bit_cast<std::uint64_t>(value);
@@ -110,25 +113,26 @@ double round_to_e4m3(double value) {
   constexpr double kLargest = 448;
   constexpr int kSignificand = 4, kQuantum = -9;
   if (std::isnan(value) || value == 0) return value;
-  int exponent = 0;
-  std::frexp(value, &exponent);
+  if (std::abs(value) > kLargest) return std::copysign(kLargest, value);
+  const int exponent = std::max(static_cast<int>(std::bit_cast<std::uint64_t>(std::abs(value)) >> 52) - 1022, -1000);
   const int quantum = std::max(exponent - kSignificand, kQuantum);
-  return std::clamp(std::ldexp(std::nearbyint(std::ldexp(value, -quantum)), quantum), -kLargest, kLargest);
+  return std::nearbyint(value * power_of_two(-quantum)) * power_of_two(quantum);
 }
 
 std::uint8_t to_bits_e4m3(double value) {
   const auto sign = static_cast<std::uint8_t>(std::signbit(value) ? 0x80 : 0);
   if (std::isnan(value)) return 0xff;
   const double x = std::abs(round_to_e4m3(value));
-  if (x < std::ldexp(1.0, -6)) return static_cast<std::uint8_t>(sign | static_cast<int>(std::ldexp(x, 9)));
+  if (x < power_of_two(-6)) return static_cast<std::uint8_t>(sign | static_cast<int>(x * power_of_two(9)));
   const int exponent = std::ilogb(x);
-  return static_cast<std::uint8_t>(sign | ((exponent + 7) << 3) | (static_cast<int>(std::ldexp(x, 3 - exponent)) - 8));
+  return static_cast<std::uint8_t>(sign | ((exponent + 7) << 3) |
+                                   (static_cast<int>(x * power_of_two(3 - exponent)) - 8));
 }
 
 double from_bits_e4m3(std::uint8_t bits) {
   const int exponent = bits >> 3 & 15, fraction = bits & 7;
   if (exponent == 15 && fraction == 7) return std::numeric_limits<double>::quiet_NaN();
-  const double size = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  const double size = exponent == 0 ? fraction * power_of_two(-9) : (8 + fraction) * power_of_two(exponent - 10);
   return (bits & 0x80) != 0 ? -size : size;
 }
 
@@ -149,7 +153,7 @@ std::uint16_t to_bits16(DType dtype, double value) {
   const double x = std::abs(round_to(dtype, value));
   if (std::isinf(x)) return static_cast<std::uint16_t>(sign | infinity);
   if (x == 0) return sign;
-  if (x < std::ldexp(1.0, f.quantum + f.significand - 1)) {  // subnormal: a multiple of the quantum
+  if (x < power_of_two(f.quantum + f.significand - 1)) {  // subnormal: a multiple of the quantum
     return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(std::ldexp(x, -f.quantum)));
   }
   const auto bits = std::bit_cast<std::uint64_t>(x);
@@ -168,9 +172,9 @@ double from_bits16(DType dtype, std::uint16_t bits) {
   if (biased == all_ones) {
     x = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
   } else if (biased == 0) {
-    x = std::ldexp(fraction, f.quantum);
+    x = fraction * power_of_two(f.quantum);
   } else {
-    x = std::ldexp(fraction + (1 << f.fraction_bits), biased - f.exponent_bias - f.fraction_bits);
+    x = (fraction + (1 << f.fraction_bits)) * power_of_two(biased - f.exponent_bias - f.fraction_bits);
   }
   return (bits & 0x8000) != 0 ? -x : x;
 }

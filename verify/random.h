@@ -2,6 +2,7 @@
 // in which they are made nor on the platform's library.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,6 +27,25 @@ struct RandomStream {
     const auto sum = static_cast<double>((b & 0xffff) + ((b >> 16) & 0xffff) + ((b >> 32) & 0xffff) + (b >> 48));
     return (sum / 65536.0 - 2.0) * 1.7320508075688772;
   }
+};
+
+// Choices for a random problem: the same for the same seed.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed, std::uint64_t stream) : stream_(seed, stream) {}
+
+  std::int64_t below(std::int64_t n) {
+    return static_cast<std::int64_t>(stream_.bits(next_++) % static_cast<std::uint64_t>(n));
+  }
+  bool one_in(std::int64_t n) { return below(n) == 0; }
+  template <std::size_t N, class T>
+  T pick(const T (&choices)[N]) {
+    return choices[static_cast<std::size_t>(below(N))];
+  }
+
+ private:
+  RandomStream stream_;
+  std::int64_t next_ = 0;
 };
 
 // Unit normal values, the same at every call.

@@ -54,11 +54,12 @@ SharedPlan plan_for(tessera_gemm_op op, const tessera_gemm& args) {
 // Of a result: [m, n], or [groups, m, n] unless that is negative.
 struct Shape {
   std::int64_t m, n, groups;
-  bool interleaved;  // in memory, the groups' first rows come first
+  bool interleaved;   // in memory, the groups' first rows come first
+  std::int64_t line;  // rows begin at multiples of so many elements
 };
 
 Ref allocate(const View& like, PyObject* dtype, const Shape& s, View* view) {
-  const std::int64_t row = s.n;
+  const std::int64_t row = (s.n + s.line - 1) / s.line * s.line;
   Ref made;
   if (s.groups >= 0) {
     const std::int64_t shape[] = {s.groups, s.m, s.n};
@@ -77,7 +78,7 @@ Ref allocate(const View& like, PyObject* dtype, const Shape& s, View* view) {
 //   -> out, or (out, preactivation)
 PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count) {
   // Must agree with python/tessera/_gemm.py.
-  constexpr unsigned long kGrouped = 1, kPreactivation = 2, kOutFp32 = 4, kInterleaved = 8;
+  constexpr unsigned long kGrouped = 1, kPreactivation = 2, kOutFp32 = 4, kInterleaved = 8, kPadded = 16;
   constexpr Py_ssize_t kValues = 11;
   if (count != kValues) {
     PyErr_Format(PyExc_TypeError, "gemm takes %zd arguments, not %zd", kValues, count);
@@ -115,7 +116,9 @@ PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count) {
                               : !ragged                  ? b.tensor.shape[0]
                               : offsets.tensor.ndim == 1 ? offsets.tensor.shape[0] - 1
                                                          : 0;
-  const Shape shape{m, n, layers ? groups : -1, (options & kInterleaved) != 0};
+  const std::int64_t bits = (options & kOutFp32) != 0 ? 32 : a.tensor.dtype.bits;
+  const std::int64_t line = (options & kPadded) != 0 ? 128 * 8 / bits : 1;
+  const Shape shape{m, n, layers ? groups : -1, (options & kInterleaved) != 0, line};
   Ref result = allocate(a, (options & kOutFp32) != 0 ? torch.float32 : nullptr, shape, &out);
   if (!result) return nullptr;
   args.out = &out.tensor;

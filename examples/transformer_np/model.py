@@ -40,7 +40,7 @@ class Switches:
     norms: str = "tessera"
     checkpointing: bool = False  # keep only the blocks' inputs, and run each block again in the backward pass
     compile: bool = False  # torch.compile each block and the heads
-    recomputed: int = 2  # blocks whose MLP, if Tessera's, computes its hidden rows again instead of keeping them
+    recomputed: int = 1  # blocks whose MLP, if Tessera's, computes its hidden rows again instead of keeping them
 
     def __post_init__(self):
         for name, accepted in (("attention", ATTENTION), *((piece, PIECES) for piece in ("mlp", "mixture", "norms"))):

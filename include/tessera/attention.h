@@ -27,7 +27,8 @@ enum {
   TESSERA_DETERMINISTIC = 1u << 1,      /* backward: bitwise equal gradients from run to run */
   TESSERA_ROTARY_INTERLEAVED = 1u << 2, /* rotary pairs are columns 2i and 2i + 1; else i and i + R / 2 */
   TESSERA_BATCH_INVARIANT = 1u << 3,    /* decode: a sequence's result does not depend on the rest of the batch */
-  TESSERA_FP8 = 1u << 4, /* forward: q, k and v are first rounded to e4m3, with a scale for each head of a sequence */
+  TESSERA_FP8 =
+      1u << 4, /* forward: q, k and v are first rounded to e4m3; a head, or a block of its rows, has one scale */
   TESSERA_FP8_ROTATE = 1u << 5,  /* and rows of q and k multiplied by a random-sign Hadamard matrix before that */
   TESSERA_FP8_RESIDUAL = 1u << 6 /* or what rounding takes from the 8 largest key channels of a head is kept */
 };

@@ -3,12 +3,13 @@
 //   delta[b, h, i]    = sum_d dO[b, i, h, d] * O[b, i, h, d] - dLSE[b, h, i]
 //   lse_log2[b, h, i] = LSE[b, h, i] * log2(e)
 //
-// It also zeroes dQ's sums, to which the main loop adds: this saves a launch, and the writes overlap with the reads.
+// It also zeroes dQ's sums, to which the main loop adds, or the counters of turns if key tiles take turns at them: this
+// saves a launch, and the writes overlap with the reads.
 //
 // A row that sees no key (LSE = -inf) gets lse_log2 = +inf, so that exp2(s - lse_log2) is 0 and not NaN for any finite
 // score, and delta = 0, so that it contributes no gradient whatever dLSE is.
 //
-// Memory-bound: 4 * Dv + 12 bytes per row, 16 with dLSE, and 4 * Dqk of zeros. `lanes_per_row` adjacent lanes read a
+// Memory-bound: 4 * Dv + 12 bytes per row, 16 with dLSE, and 4 * Dqk of zeroed sums. `lanes_per_row` adjacent lanes read a
 // row, 16 bytes each, and a warp processes as many rows as fit (Dv = 80: 10 lanes, 3 rows). A thread loads all its
 // `unroll` rows before it uses one. The rows of a warp are consecutive in the sequence, so its row values share
 // sectors; adjacent CTAs process the heads of the same rows, so that [B, S, H, D] is streamed in order.

@@ -8,7 +8,9 @@
 // Roles, by warpgroup:
 //
 //   producer        one thread issues the TMA loads of K, V and each step's Q and dO; one warp loads LSE and delta
-//   dQ warpgroup    dQ = dS K over all keys of the CTA, added to fp32 sums in global memory (tile/dq_sums.cuh)
+//   dQ warpgroup    dQ = dS K over all keys of the CTA, added to fp32 sums in global memory (tile/dq_sums.cuh); in turns,
+//                   the first key tile stores its sums, the last one writes dQ, and two more threads of the producer
+//                   see turns come and end them (attention/backward_turns.h)
 //   consumers       64 keys each:    S^T = K Q^T      P^T = exp2(S^T - LSE)              dV += P^T dO
 //                                   dP^T = V dO^T    dS^T = P^T (dP^T - delta) --dS-->   dK += dS^T Q
 //
@@ -76,13 +78,17 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
       mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kWarps);
       mbarrier_init(shared + kAt.ds_empty + i * kMbarrierBytes, 4);
     }
+    if constexpr (config.deterministic) TurnBarriers{shared + kAt.turns}.init();
     fence_mbarrier_init();
   }
   pdl_wait_and_launch_dependents();
   const BackwardSm90Work<config> work(p, blockIdx.x);
   if (work.first_k >= work.len_k) {
-    if constexpr (config.writes_dq)
-      BackwardSm90DqWarpgroup<config>::write_zeros(p, work, threadIdx.x, threads_of(config));
+    if constexpr (config.writes_dq || config.deterministic) {
+      if (work.first_k == 0) {
+        write_zeros<config.block_q, config.dim_qk>(p, work, static_cast<int>(threadIdx.x), threads_of(config));
+      }
+    }
     return;
   }
   if (threadIdx.x == 0) store_shared_4(shared + kAt.steps, work.steps);
@@ -92,14 +98,25 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers(config)>();
+    if (config.deterministic && warp >= 2) {
+      // Computed anew: the producer's warps have no registers to keep it in.
+      const BackwardSm90Work<config> own(p, recomputed(blockIdx.x));
+      const BackwardSm90DqWarpgroup<config> dq{p, shared, own};
+      if (warp == 2 && lane == 0) dq.await_all_turns();
+      if (warp == 3 && lane == 0) dq.end_all_turns();
+      return;
+    }
     BackwardSm90Producer<config> producer{p, shared, work};
-    if (config.score_mod && warp == 2 && lane == 0) producer.load_slopes();
     if (work.steps > 0 && warp == 0 && lane == 0) producer.load_tiles();
     if (warp == 1) producer.load_rows(lane);
   } else if (warpgroup == 1) {
     setmaxnreg_dec<config.dq_registers>();
     BackwardSm90DqWarpgroup<config> dq{p, shared, work};
-    if constexpr (config.masked && config.writes_dq) dq.write_zeros(p, work, threadIdx.x % kWarpgroup, kWarpgroup);
+    if constexpr (config.masked && (config.writes_dq || config.deterministic)) {
+      if (work.first_k == 0) {
+        write_zeros<config.block_q, config.dim_qk>(p, work, static_cast<int>(threadIdx.x) % kWarpgroup, kWarpgroup);
+      }
+    }
     if (work.steps > 0) dq.run(lane, warp);
   } else {
     setmaxnreg_inc<consumer_registers(config)>();

@@ -103,6 +103,8 @@ struct BackwardSm90Layout {
   int ds_full;   // [ds_stages]
   int ds_empty;  // [ds_stages]
   int steps;     // of the CTA
+  int turns;     // if deterministic: mbarriers (attention/backward_turns.cuh)
+  int dq_rows;   // likewise, [4 warps]: address of dQ's first row and head of the CTA's sequence
   int bytes;
 };
 
@@ -138,7 +140,9 @@ constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Con
   at.ds_full = at.empty + 8 * config.stages;
   at.ds_empty = at.ds_full + 8 * config.ds_stages;
   at.steps = at.ds_empty + 8 * config.ds_stages;
-  at.bytes = at.steps + 8;
+  at.turns = at.steps + 8;
+  at.dq_rows = at.turns + (config.deterministic ? kTurnBytes : 0);
+  at.bytes = at.dq_rows + (config.deterministic ? 4 * 8 : 0);
   return at;
 }
 
@@ -151,7 +155,7 @@ struct alignas(64) AttentionBackwardSm90Params {
   const float* delta;     // likewise
   void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
   void* dv;
-  void* dq;  // [B, Sq, Hq, Dqk], or [total_q, Hq, Dqk]; only if it is written, as dq_strides
+  void* dq;  // [B, Sq, Hq, Dqk], or [total_q, Hq, Dqk]; only if it is written or deterministic, as dq_strides
   DqSums dq_sums;
   // [rows of dQ's sums / block_q]: key tiles that have added to a query tile; 0 at the start. Only if deterministic.
   unsigned* dq_turns;

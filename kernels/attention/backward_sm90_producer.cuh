@@ -35,6 +35,16 @@ struct BackwardSm90Producer {
     mbarrier_wait_parity(shared + kAt.empty + pipe.index * kMbarrierBytes, pipe.parity ^ 1);
   }
 
+  // ALiBi's slope of a head, with the step's rows.
+  __forceinline__ void store_slope(int index, int head) {
+    if constexpr (config.score_mod) {
+      const float slope = p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride + head] : 0.0f;
+      store_shared_4(shared + kAt.rows + index * kAt.rows_stage + (2 * config.block_q + kStepSlope) * 4,
+                     bits_from_float(slope));
+      mbarrier_arrive(shared + kAt.q_full + index * kMbarrierBytes);
+    }
+  }
+
   // Runs on one thread.
   __forceinline__ void load_tiles() {
     const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
@@ -48,6 +58,7 @@ struct BackwardSm90Producer {
 #pragma unroll 1
     for (int step = 0; step < work.steps; ++step) {
       acquire(pipe);
+      store_slope(pipe.index, head);
       load<config.block_q, config.dim_qk>(shared + kAt.q + pipe.index * kAt.q_stage, p.q,
                                           shared + kAt.q_full + pipe.index * kMbarrierBytes, row, head, q_origin);
       if (step == 0) {
@@ -107,26 +118,6 @@ struct BackwardSm90Producer {
         row += p.row_strides.head - all;
         rows_left += all;
         distance += all;
-      }
-    }
-  }
-
-  // Runs on one thread, of a warp of its own: the one that loads the rows has no registers left.
-  __forceinline__ void load_slopes() {
-    const float* slope =
-        p.alibi_slopes ? p.alibi_slopes + work.batch * p.alibi_batch_stride + work.first_head(p) : nullptr;
-    int tiles_left = work.tiles.count;
-    PipelineState<config.stages> pipe;
-#pragma unroll 1
-    for (int step = 0; step < work.steps; ++step) {
-      acquire(pipe);
-      store_shared_4(shared + kAt.rows + pipe.index * kAt.rows_stage + (2 * config.block_q + kStepSlope) * 4,
-                     bits_from_float(slope ? *slope : 0.0f));
-      mbarrier_arrive(shared + kAt.q_full + pipe.index * kMbarrierBytes);
-      pipe.advance();
-      if (--tiles_left == 0) {
-        tiles_left = work.tiles.count;
-        if (slope) ++slope;
       }
     }
   }

@@ -58,6 +58,11 @@ struct BackwardSm90Work {
     return turn_of(p.band, position_offset, first_k / block_k_of(config), query_tile, len_q, len_k, config.block_q,
                    block_k_of(config));
   }
+  __forceinline__ TurnEnds turn_ends(const AttentionBackwardSm90Params& p, int query_tile) const {
+    if constexpr (!config.masked) return {first_k == 0, first_k + block_k_of(config) >= len_k};
+    return tessera::turn_ends(p.band, position_offset, first_k, query_tile, len_q, len_k, config.block_q,
+                              block_k_of(config));
+  }
 };
 
 // Rounds and writes 64 rows by `dim` columns that a warpgroup has as an accumulator; rows from `rows` on are left out.
@@ -84,6 +89,27 @@ __forceinline__ void store_gradient(const float (&sums)[values], Bits16* out, In
       if (row < rows && n + lane % 4 < dim / 8) {
         store_16(out + row * row_stride + (n + lane % 4) * 8, {words[0], words[1], words[2], words[3]});
       }
+    }
+  }
+}
+
+// dQ of the query tiles that see no key of the sequence; p and work are of a Hopper backward. thread: of `threads`.
+template <int block_q, int dim, class Params, class Work>
+__forceinline__ void write_zeros(const Params& p, const Work& work, int thread, int threads) {
+  constexpr int kChunks = dim / 8;
+  const QueryTiles seeing = work.len_k > 0
+                                ? query_tiles(p.band, work.position_offset, 0, work.len_k - 1, work.len_q, block_q)
+                                : QueryTiles{0, 0};
+  const int begin = seeing.first * block_q, end = begin + seeing.count * block_q;
+  if (begin == 0 && end >= work.len_q) return;
+#pragma unroll 1
+  for (int head = 0; head < work.heads(p); ++head) {
+    Bits16* const out = rows_of(p.dq, p.dq_strides, p.cu_seqlens_q, work.batch, work.first_head(p) + head);
+#pragma unroll 1
+    for (Index i = thread; i < static_cast<Index>(work.len_q) * kChunks; i += threads) {
+      const Index row = i / kChunks;
+      if (row >= begin && row < end) continue;
+      store_16(out + row * p.dq_strides.seq + i % kChunks * 8, Words4{});
     }
   }
 }

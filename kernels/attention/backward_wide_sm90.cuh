@@ -12,7 +12,8 @@
 //                                      '--P, fp32--.
 //   dS warpgroup    dP^T = V dO^T    dS^T = P^T (dP^T - delta)         dK += dS^T Q
 //                                      '--dS, 16 bit--.
-//   dQ warpgroup                     dQ = dS K, added to fp32 sums in global memory (tile/dq_sums.cuh)
+//   dQ warpgroup                     dQ = dS K, added to fp32 sums in global memory (tile/dq_sums.cuh); in turns, the first
+//                                    key tile stores its sums and the last one writes dQ (attention/backward_turns.h)
 //
 //   shared memory:  K [64, Dqk]    V [64, Dv]    Q [q_stages][64, Dqk]    dO [d_o_stages][64, Dv]
 //                   P^T [p_stages][64, 64] fp32    dS^T [ds_stages][64, 64]    LSE, delta [q_stages][64]    (tile/tensor_map.h)
@@ -75,24 +76,44 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
       mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kOne);
       mbarrier_init(shared + kAt.ds_empty + i * kMbarrierBytes, kOne);
     }
+    if constexpr (config.deterministic) TurnBarriers{shared + kAt.turns}.init();
     fence_mbarrier_init();
   }
   pdl_wait_and_launch_dependents();
   const BackwardWideSm90Work<config> work(p, blockIdx.x);
-  if (work.first_k >= work.len_k) return;
+  if (work.first_k >= work.len_k) {
+    if constexpr (config.deterministic) {
+      if (work.first_k == 0) {
+        write_zeros<kBackwardWideTile, config.dim_qk>(p, work, static_cast<int>(threadIdx.x), kBackwardWideThreads);
+      }
+    }
+    return;
+  }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (warpgroup == 0) {
     setmaxnreg_dec<producer_registers(config)>();
+    if (config.deterministic && warp >= 2) {
+      // Computed anew: the producer's warps have no registers to keep it in.
+      const BackwardWideSm90Work<config> own(p, recomputed(blockIdx.x));
+      const BackwardWideSm90DqWarpgroup<config> dq{p, shared, own};
+      if (warp == 2 && lane == 0) dq.await_all_turns();
+      if (warp == 3 && lane == 0) dq.end_all_turns();
+      return;
+    }
     BackwardWideSm90Producer<config> producer{p, shared, work};
-    if (config.score_mod && warp == 2 && lane == 0) producer.load_slopes();
     if (work.steps > 0 && warp == 0 && lane == 0) producer.load_tiles();
     if (warp == 1) producer.load_rows(lane);
   } else if (warpgroup == 1) {
     if constexpr (config.dq_registers < 128) setmaxnreg_dec<config.dq_registers>();
     BackwardWideSm90DqWarpgroup<config> dq{p, shared, work};
+    if constexpr (config.masked && config.deterministic) {
+      if (work.first_k == 0) {
+        write_zeros<kBackwardWideTile, config.dim_qk>(p, work, static_cast<int>(threadIdx.x) % kWarpgroup, kWarpgroup);
+      }
+    }
     if (work.steps > 0) dq.run(lane, warp);
   } else if (warpgroup == 2) {
     setmaxnreg_inc<consumer_registers(config)>();

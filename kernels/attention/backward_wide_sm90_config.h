@@ -92,6 +92,7 @@ struct BackwardWideSm90Layout {
   int p_empty;    // [p_stages]
   int ds_full;    // [ds_stages]
   int ds_empty;   // [ds_stages]
+  int turns;      // if deterministic: mbarriers (attention/backward_turns.cuh)
   int bytes;
 };
 
@@ -130,7 +131,8 @@ constexpr BackwardWideSm90Layout backward_wide_sm90_layout(const AttentionBackwa
   at.p_empty = at.p_full + 8 * config.p_stages;
   at.ds_full = at.p_empty + 8 * config.p_stages;
   at.ds_empty = at.ds_full + 8 * config.ds_stages;
-  at.bytes = at.ds_empty + 8 * config.ds_stages;
+  at.turns = at.ds_empty + 8 * config.ds_stages;
+  at.bytes = at.turns + (config.deterministic ? kTurnBytes : 0);
   return at;
 }
 
@@ -143,9 +145,11 @@ struct alignas(64) AttentionBackwardWideSm90Params {
   const float* delta;     // likewise
   void* dk;               // [B, Sk, Hkv, Dqk], or [total_k, Hkv, Dqk]
   void* dv;
+  void* dq;  // [B, Sq, Hq, Dqk], or [total_q, Hq, Dqk]; only if deterministic, as dq_strides
   DqSums dq_sums;
   const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
   const int* cu_seqlens_k;
+  Strides dq_strides;
   Strides dk_strides;
   Strides dv_strides;
   RowStrides row_strides;  // of lse_log2 and delta

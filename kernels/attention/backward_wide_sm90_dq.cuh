@@ -1,11 +1,14 @@
 // The dQ warpgroup of attention/backward_wide_sm90.cuh: dQ = dS K over the keys of the CTA, added to fp32 sums in global
-// memory (tile/dq_sums.cuh).
+// memory (tile/dq_sums.cuh), or stored or written in turns (attention/backward_turns.h).
 #pragma once
 
+#include "attention/backward_sm90_work.cuh"
+#include "attention/backward_turns.cuh"
 #include "attention/backward_wide_sm90_config.h"
 #include "attention/backward_wide_sm90_work.cuh"
 #include "ptx/acquire_release.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/elect.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/wgmma.cuh"
@@ -22,7 +25,6 @@ struct BackwardWideSm90DqWarpgroup {
   static constexpr int kKeySteps = kTile / 16;
   static constexpr int kKeptSteps = config.kept_ds_steps > 0 ? config.kept_ds_steps : 1;
   static constexpr bool kKeepsAll = config.kept_ds_steps == kKeySteps;
-  static constexpr int kTurnBarrier = 1;
 
   const AttentionBackwardWideSm90Params& p;
   unsigned shared;
@@ -38,14 +40,11 @@ struct BackwardWideSm90DqWarpgroup {
     for (int step = 0; step < kKeptSteps; ++step) ldmatrix_x4_trans(kept[step], from + step * 16 * kAtomRowBytes);
   }
 
-  // dq_columns columns of dQ from `first` on, of which the last may be padding. Keys are the rows of both operands, which
-  // are read transposed. to: this lane's first sum of this warp's 16 queries. take_turns(): called while the first
-  // product is in flight. release(): called when dS has been read.
-  template <int first, class TakeTurns, class Release>
-  __forceinline__ void add_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
-                                   const unsigned (&kept)[kKeptSteps][4], float* to, const TakeTurns& take_turns,
-                                   const Release& release) {
-    constexpr bool kLast = first + config.dq_columns >= config.dim_qk;
+  // Issues dq_columns columns of dQ from `first` on, of which the last may be padding. Keys are the rows of both operands,
+  // which are read transposed. adds: to `sums`.
+  template <int first>
+  __forceinline__ void issue_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
+                                     const unsigned (&kept)[kKeptSteps][4], bool adds) {
     const MatrixDescriptor ds = matrix_descriptor<64>(ds_tile, 16);
     const MatrixDescriptor k = matrix_descriptor<64>(shared + kAt.k + first * kTile * 2, kTile * kAtomRowBytes);
     wgmma_fence();
@@ -54,35 +53,87 @@ struct BackwardWideSm90DqWarpgroup {
       const unsigned rows = step * 16 * kAtomRowBytes;
       if (step < config.kept_ds_steps) {
         Wgmma<config.dq_columns>::template registers_shared<config.dtype, true>(
-            sums, kept[step < kKeptSteps ? step : 0], k.at(rows), step > 0);
+            sums, kept[step < kKeptSteps ? step : 0], k.at(rows), adds || step > 0);
       } else {
         Wgmma<config.dq_columns>::template shared_shared<config.dtype, true, true>(sums, ds.at(rows), k.at(rows),
-                                                                                   step > 0);
+                                                                                   adds || step > 0);
       }
     }
     wgmma_commit_group();
-    if constexpr (first == 0) take_turns();
+  }
+
+  // to: this lane's first sum of this warp's 16 queries. release(): called when dS has been read.
+  template <int first, class Release>
+  __forceinline__ void add_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
+                                   const unsigned (&kept)[kKeptSteps][4], float* to, const Release& release) {
+    constexpr bool kLast = first + config.dq_columns >= config.dim_qk;
+    issue_columns<first>(sums, ds_tile, kept, false);
     wgmma_wait_group<0>();
     wgmma_fence_operand(sums);
     if constexpr (kLast && !kKeepsAll) release();
-    if constexpr (config.deterministic && first == 0) named_barrier_sync(kTurnBarrier, kWarpgroup);
 #pragma unroll
     for (int n = 0; n < config.dq_columns / 8 && first / 8 + n < kChunks; ++n) {
       add_to_sums(to + (first / 8 + n) * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), 0);
     }
-    if constexpr (!kLast) add_columns<first + config.dq_columns>(sums, ds_tile, kept, to, take_turns, release);
+    if constexpr (!kLast) add_columns<first + config.dq_columns>(sums, ds_tile, kept, to, release);
   }
 
+  // The same for query tile `tile` of `head`, in turns: the first key tile stores its sums, and the last one starts from
+  // those of the others and writes dQ.
+  template <int first, class Release>
+  __forceinline__ void take_turn(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
+                                 const unsigned (&kept)[kKeptSteps][4], float* to, int step, int head, int tile,
+                                 const TurnEnds& turn, const Release& release) {
+    constexpr bool kLast = first + config.dq_columns >= config.dim_qk;
+    constexpr int kColumns = kLast ? config.dim_qk - first : config.dq_columns;
+    const bool completes = turn.last && !turn.first;
+    if (completes) {
+      if constexpr (first == 0) TurnBarriers{shared + kAt.turns}.take(step);
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);
+      }
+    }
+    issue_columns<first>(sums, ds_tile, kept, completes);
+    wgmma_wait_group<0>();
+    wgmma_fence_operand(sums);
+    if constexpr (kLast && !kKeepsAll) release();
+    if (first == 0 && !completes) TurnBarriers{shared + kAt.turns}.take(step);
+    if (turn.last) {
+      Bits16* const out = rows_of(p.dq, p.dq_strides, p.cu_seqlens_q, work.batch, recomputed(head)) +
+                          static_cast<Index>(recomputed(tile) * kTile) * p.dq_strides.seq + first;
+      store_gradient<config.dtype, kColumns>(sums, out, p.dq_strides.seq, work.len_q - tile * kTile, p.scale,
+                                             read_thread() % kWarpgroup);
+    } else {
+      const auto values = [&](int n) -> const float(&)[4] { return reinterpret_cast<const float(&)[4]>(sums[n * 4]); };
+      if (turn.first) {
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n) store_sums(to + (first / 8 + n) * 128, values(n));
+      } else {
+#pragma unroll
+        for (int n = 0; n < kColumns / 8; ++n) add_to_sums(to + (first / 8 + n) * 128, values(n), 0);
+      }
+    }
+    if constexpr (!kLast) {
+      take_turn<first + config.dq_columns>(sums, ds_tile, kept, to, step, head, tile, turn, release);
+    }
+  }
+
+  // The sums of query tile 0 of a head.
+  __forceinline__ float* sums_of(int head) const {
+    return dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, head, static_cast<int>(p.heads_q), kTile, config.dim_qk);
+  }
+  // The counter of the first step's query tile, and how far those of a head are from the next one's.
+  __forceinline__ unsigned* first_turns() const {
+    return p.dq_turns + (sums_of(work.first_head(p)) - p.dq_sums.data) / (kTile * config.dim_qk) + work.tiles.first;
+  }
+  __forceinline__ int heads_apart() const { return static_cast<int>(p.dq_sums.rows / kTile); }
+
   __forceinline__ void run(int lane, int warp) {
-    float* to = dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, work.first_head(p), static_cast<int>(p.heads_q),
-                           kTile, config.dim_qk) +
-                static_cast<Index>(work.tiles.first) * (kTile * config.dim_qk) + warp * (kChunks * 128) +
-                sum_index(lane, 0);
-    // Deterministic: the counters of this step's query tile and of the previous one's.
-    unsigned* turns = nullptr;
-    unsigned* previous_turns = nullptr;
-    if constexpr (config.deterministic) turns = p.dq_turns + (to - p.dq_sums.data) / (kTile * config.dim_qk);
+    int head = work.first_head(p);
     int tiles_left = work.tiles.count;
+    float* to = sums_of(head) + static_cast<Index>(work.tiles.first) * (kTile * config.dim_qk) +
+                warp * (kChunks * 128) + sum_index(lane, 0);
     PipelineState<config.ds_stages> pipe;
     mbarrier_wait_parity(shared + kAt.k_full, 0);
 #pragma unroll 1
@@ -98,36 +149,32 @@ struct BackwardWideSm90DqWarpgroup {
         __syncwarp();
         release();
       }
-      // One warp ends the previous turn, which has to wait for the additions to be performed, and another waits for this
-      // one.
-      const auto take_turns = [&] {
-        if constexpr (config.deterministic) {
-          if (warp == 0 && lane == 0 && previous_turns) increment_release(previous_turns);
-          if (warp == 1 && lane == 0) {
-            const unsigned turn = work.turn(p, work.tiles.first + work.tiles.count - tiles_left);
-            while (load_acquire(turns) != turn) {
-            }
-          }
-          __syncwarp();
-        }
-      };
       float sums[config.dq_columns / 2];
-      add_columns<0>(sums, tile, kept, to, take_turns, release);
       if constexpr (config.deterministic) {
-        named_barrier_sync(kTurnBarrier, kWarpgroup);
-        previous_turns = turns++;
+        const int query_tile = work.tiles.first + work.tiles.count - tiles_left;
+        take_turn<0>(sums, tile, kept, to, step, head, query_tile, work.turn_ends(p, query_tile), release);
+        __syncwarp();
+        if (elect_one()) TurnBarriers{shared + kAt.turns}.leave(step);
+      } else {
+        add_columns<0>(sums, tile, kept, to, release);
       }
       to += kTile * config.dim_qk;
       pipe.advance();
       if (--tiles_left == 0) {  // continue with the next head
         tiles_left = work.tiles.count;
         to += (p.dq_sums.rows - static_cast<Index>(tiles_left) * kTile) * config.dim_qk;
-        if constexpr (config.deterministic) turns += p.dq_sums.rows / kTile - tiles_left;
+        if constexpr (config.deterministic) ++head;
       }
     }
-    if constexpr (config.deterministic) {
-      if (warp == 0 && lane == 0) increment_release(previous_turns);
-    }
+  }
+
+  // On threads of the producer.
+  __forceinline__ void await_all_turns() const {
+    await_turns(TurnBarriers{shared + kAt.turns}, first_turns(), work.steps, work.tiles.count, heads_apart(),
+                [&](int tile) { return work.turn(p, work.tiles.first + tile); });
+  }
+  __forceinline__ void end_all_turns() const {
+    end_turns(TurnBarriers{shared + kAt.turns}, first_turns(), work.steps, work.tiles.count, heads_apart());
   }
 };
 

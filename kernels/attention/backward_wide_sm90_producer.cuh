@@ -37,6 +37,16 @@ struct BackwardWideSm90Producer {
     mbarrier_wait_parity(shared + empty + pipe.index * kMbarrierBytes, pipe.parity ^ 1);
   }
 
+  // ALiBi's slope of a head, with the step's rows.
+  __forceinline__ void store_slope(int index, int head) {
+    if constexpr (config.score_mod) {
+      const float slope = p.alibi_slopes ? p.alibi_slopes[work.batch * p.alibi_batch_stride + head] : 0.0f;
+      store_shared_4(shared + kAt.rows + index * kAt.rows_stage + (2 * kTile + kWideStepSlope) * 4,
+                     bits_from_float(slope));
+      mbarrier_arrive(shared + kAt.q_full + index * kMbarrierBytes);
+    }
+  }
+
   // Runs on one thread.
   __forceinline__ void load_tiles() {
     const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
@@ -47,15 +57,18 @@ struct BackwardWideSm90Producer {
     PipelineState<config.q_stages> q_pipe;
     PipelineState<config.d_o_stages> d_o_pipe;
     load<config.dim_qk>(shared + kAt.k, p.k, shared + kAt.k_full, work.first_k, work.kv_head, k_origin);
+    const auto load_v = [&] {
+      load<config.dim_v>(shared + kAt.v, p.v, shared + kAt.v_full, work.first_k, work.kv_head, k_origin);
+    };
+    if constexpr (config.score_mod) load_v();  // with the slopes, there are no registers to do it later
 #pragma unroll 1
     for (int step = 0; step < work.steps; ++step) {
       acquire(kAt.q_empty, q_pipe);
+      store_slope(q_pipe.index, head);
       load<config.dim_qk>(shared + kAt.q + q_pipe.index * kAt.q_stage, p.q,
                           shared + kAt.q_full + q_pipe.index * kMbarrierBytes, row, head, q_origin);
       q_pipe.advance();
-      if (step == 0) {
-        load<config.dim_v>(shared + kAt.v, p.v, shared + kAt.v_full, work.first_k, work.kv_head, k_origin);
-      }
+      if (!config.score_mod && step == 0) load_v();
       acquire(kAt.d_o_empty, d_o_pipe);
       load<config.dim_v>(shared + kAt.d_o + d_o_pipe.index * kAt.d_o_stage, p.d_o,
                          shared + kAt.d_o_full + d_o_pipe.index * kMbarrierBytes, row, head, q_origin);
@@ -110,26 +123,6 @@ struct BackwardWideSm90Producer {
         row += p.row_strides.head - all;
         rows_left += all;
         distance += all;
-      }
-    }
-  }
-
-  // Runs on one thread, of a warp of its own: the one that loads the rows has no registers left.
-  __forceinline__ void load_slopes() {
-    const float* slope =
-        p.alibi_slopes ? p.alibi_slopes + work.batch * p.alibi_batch_stride + work.first_head(p) : nullptr;
-    int tiles_left = work.tiles.count;
-    PipelineState<config.q_stages> pipe;
-#pragma unroll 1
-    for (int step = 0; step < work.steps; ++step) {
-      acquire(kAt.q_empty, pipe);
-      store_shared_4(shared + kAt.rows + pipe.index * kAt.rows_stage + (2 * kTile + kWideStepSlope) * 4,
-                     bits_from_float(slope ? *slope : 0.0f));
-      mbarrier_arrive(shared + kAt.q_full + pipe.index * kMbarrierBytes);
-      pipe.advance();
-      if (--tiles_left == 0) {
-        tiles_left = work.tiles.count;
-        if (slope) ++slope;
       }
     }
   }

@@ -54,6 +54,11 @@ struct BackwardWideSm90Work {
     return turn_of(p.band, position_offset, first_k / kBackwardWideTile, query_tile, len_q, len_k, kBackwardWideTile,
                    kBackwardWideTile);
   }
+  __forceinline__ TurnEnds turn_ends(const AttentionBackwardWideSm90Params& p, int query_tile) const {
+    if constexpr (!config.masked) return {first_k == 0, first_k + kBackwardWideTile >= len_k};
+    return tessera::turn_ends(p.band, position_offset, first_k, query_tile, len_q, len_k, kBackwardWideTile,
+                              kBackwardWideTile);
+  }
 };
 
 }  // namespace tessera

@@ -52,18 +52,25 @@ struct AttentionDecode : DecodeResults<config> {
       if (threadIdx.x == kThreads) prefetch_tensor_maps();
       init_barriers();
     }
-    if constexpr (config.cluster > 1) {
 #if __CUDA_ARCH__ >= 900
+    if constexpr (config.cluster > 1) {
       cluster_arrive_relaxed();
-      pdl_wait_and_launch_dependents();
-      const DecodeWalk at(p.schedule, config.cluster, cluster_rank(), blockIdx.x / config.cluster);
       cluster_wait();  // all CTAs have started, so that their shared memory may be written
-      run(at);
-      combine_cluster(at);
+    }
 #endif
+    // What of the schedule is in device memory may be written by the preceding grid.
+    if (!p.schedule.from_host) pdl_wait_and_launch_dependents();
+    const DecodeWalk at = own_tiles();
+    if (p.schedule.from_host) pdl_wait_and_launch_dependents();
+    run(at);
+    if constexpr (config.cluster > 1) combine_cluster(at);
+  }
+
+  __forceinline__ DecodeWalk own_tiles() const {
+    if constexpr (config.cluster > 1) {
+      return {p.schedule, config.cluster, cluster_rank(), static_cast<int>(blockIdx.x) / config.cluster};
     } else {
-      pdl_wait_and_launch_dependents();
-      run(DecodeWalk(p.schedule, blockIdx.x));
+      return {p.schedule, blockIdx.x};
     }
   }
 
@@ -99,21 +106,26 @@ struct AttentionDecode : DecodeResults<config> {
 
   __forceinline__ void load_and_consume(DecodeWalk at) {
     Loads load{at, cache_k(at), cache_v(at), true};
-    if constexpr (kAsync) {
-#pragma unroll 1
-      for (unsigned stage = 0; stage + 1 < config.stages; ++stage) load_tile(load, stage);
-    }
     bool starts = true;
-    unsigned stage = 0;
+    unsigned stage = 0, loaded = 0;
+    // Tiles to load before the first products, by the code that later loads one for each: it then is in the caches.
+    int to_load = kAsync ? config.stages - 1 : 0;
 #pragma unroll 1
-    for (; !at.done(); at.next()) {
-      // After this barrier the tile is complete, and all warps are done with the one before, whose stage is free.
+    while (!at.done()) {
       if constexpr (kAsync) {
+        if (to_load == 0) {
+          // After this barrier the tile is complete, and all warps are done with the one before, whose stage is free.
 #if __CUDA_ARCH__ >= 800
-        cp_async_wait_group<config.stages - 2>();
+          cp_async_wait_group<config.stages - 2>();
 #endif
-        __syncthreads();
-        load_tile(load, stage == 0 ? config.stages - 1 : stage - 1);
+          __syncthreads();
+        }
+        load_tile(load, loaded);
+        if (++loaded == config.stages) loaded = 0;
+        if (to_load > 0) {
+          --to_load;
+          continue;
+        }
       } else {
         __syncthreads();
         load_tile(load, 0);
@@ -125,6 +137,7 @@ struct AttentionDecode : DecodeResults<config> {
       starts = at.ends_segment();
       if (starts) end_segment(at, stage);
       if (++stage == config.stages) stage = 0;
+      at.next();
     }
   }
 };

@@ -32,7 +32,7 @@ struct CacheRows {
     if constexpr (!paged) return base + key * strides.seq;
     const int page = page_of(s, key);
     const unsigned physical = wanted ? min(static_cast<unsigned>(pages[page]), s.num_pages - 1u) : 0;
-    return base + physical * strides.batch + (key - page * s.page_size) * strides.seq;
+    return base + physical * strides.batch + (key - page * static_cast<int>(s.page_size.by)) * strides.seq;
   }
 };
 

@@ -103,14 +103,15 @@ struct DecodeSchedule {
   int cache_rows;
   int seq_new;
   int rotary_rows;  // 0: no rotary embedding
-  int page_size;
-  int page_shift;  // its logarithm, or -1 if it is no power of two
+  Divisor page_size;
   int num_pages;
   int tile_shift;  // log2 of the keys of a tile
   int unit_shift;  // log2 of the tiles of a unit
   int every_unit;  // 1: each unit has a partial result of its own, so that no result depends on the rest of the batch
   int most_units;  // of a sequence, by its capacity
   int end_cost;    // of a sequence's end, in units
+  int equal;       // 1: all sequences have as many units
+  int from_host;   // 1: nothing of the schedule is in device memory
   Divisor ctas;
   Band band;
 };

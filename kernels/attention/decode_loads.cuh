@@ -42,26 +42,42 @@ struct DecodeLoads : DecodeCta<config> {
 #if __CUDA_ARCH__ >= 900
     PipelineState<config.stages> pipe;
     bool starts = true;
+    // A tile's page numbers are loaded before its stage is free: L1, of which the stages leave little, may have lost them.
+    int page = page_of_box(walk);
 #pragma unroll 1
-    for (; !walk.done(); walk.next()) {
+    while (!walk.done()) {
       mbarrier_wait_parity(empty_barrier(pipe.index), pipe.parity ^ 1);
-      load_boxes(walk, pipe.index);
+      load_boxes(walk, pipe.index, page);
       if (starts) load_queries<32>(walk, pipe.index, lane);
       cp_async_mbarrier_arrive(full_barrier(pipe.index));
       if constexpr (config.paged) prefetch_pages(p, walk, lane == 0);
       starts = walk.ends_segment();
       pipe.advance();
+      walk.next();
+      page = page_of_box(walk);
     }
 #endif
   }
 
-  // Keys outside of the sequence may arrive as well: mask_scores() and clear_values() remove them.
-  __forceinline__ void load_boxes(const DecodeWalk& walk, int stage) const {
-#if __CUDA_ARCH__ >= 900
+  __forceinline__ int boxes_of(const DecodeWalk& walk) const {
     constexpr int kBoxes = config.block_k / config.box_rows;
+    return min(kBoxes, (walk.sequence.old_length - walk.first_key() + config.box_rows - 1) / config.box_rows);
+  }
+
+  // The page, or the row of a contiguous cache, of this lane's box. A page that does not exist is read as the last one.
+  __forceinline__ int page_of_box(const DecodeWalk& walk) const {
+    if (walk.done() || lane >= boxes_of(walk)) return 0;
     const DecodeSchedule& s = p.schedule;
-    const int first_key = walk.first_key(), head = head_kv_of(walk.column);
-    const int boxes = min(kBoxes, (walk.sequence.old_length - first_key + config.box_rows - 1) / config.box_rows);
+    if constexpr (!config.paged) return s.cache_batch_idx ? s.cache_batch_idx[walk.batch] : walk.batch;
+    const int key = walk.first_key() + lane * config.box_rows;
+    const int entry = s.page_table[walk.batch * s.page_table_stride + page_of(s, key)];
+    return static_cast<int>(min(static_cast<unsigned>(entry), s.num_pages - 1u));
+  }
+
+  // Keys outside of the sequence may arrive as well: mask_scores() and clear_values() remove them.
+  __forceinline__ void load_boxes(const DecodeWalk& walk, int stage, int page) const {
+#if __CUDA_ARCH__ >= 900
+    const int boxes = boxes_of(walk), head = head_kv_of(walk.column);
     const unsigned full = full_barrier(stage);
     if (lane == 0) {
       constexpr int kBoxBytes = config.box_rows * (TileK::kDim + TileV::kDim) * 2;
@@ -69,18 +85,11 @@ struct DecodeLoads : DecodeCta<config> {
     }
     __syncwarp();
     if (lane < boxes) {
-      const int key = first_key + lane * config.box_rows;
-      int row = key, outer;
-      if constexpr (config.paged) {
-        const int page = page_of(s, key);
-        const int entry = s.page_table[walk.batch * s.page_table_stride + page];
-        outer = static_cast<int>(min(static_cast<unsigned>(entry), s.num_pages - 1u));
-        row = key - page * s.page_size;
-      } else {
-        outer = s.cache_batch_idx ? s.cache_batch_idx[walk.batch] : walk.batch;
-      }
-      load_box(tile_k(stage), p.k_maps, full, lane, row, head, outer);
-      load_box(tile_v(stage), p.v_maps, full, lane, row, head, outer);
+      const int key = walk.first_key() + lane * config.box_rows;
+      const int page_size = static_cast<int>(p.schedule.page_size.by);
+      const int row = config.paged ? key - page_of(p.schedule, key) * page_size : key;
+      load_box(tile_k(stage), p.k_maps, full, lane, row, head, page);
+      load_box(tile_v(stage), p.v_maps, full, lane, row, head, page);
     }
 #endif
   }

@@ -26,9 +26,7 @@ struct DecodeSequence {
   __forceinline__ int cost(const DecodeSchedule& s) const { return units(s) + s.end_cost; }
 };
 
-__forceinline__ int page_of(const DecodeSchedule& s, int key) {
-  return s.page_shift >= 0 ? key >> s.page_shift : key / s.page_size;
-}
+__forceinline__ int page_of(const DecodeSchedule& s, int key) { return static_cast<int>(s.page_size.quotient(key)); }
 
 // New keys must not be written outside the cache, whatever the table says.
 __forceinline__ bool has_pages(const DecodeSchedule& s, int batch, int first_key, int last_key) {
@@ -99,19 +97,15 @@ struct DecodeWalk {
   __forceinline__ DecodeWalk(const DecodeSchedule& schedule, unsigned cta)
       : s(schedule), units_left(0), batch(0), column(0), tile(0), sequence{} {
     unsigned unit = 0;  // of all, the CTA's first
-                        // First the number of units, then the sequence that has this one.
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      const unsigned units = find_sequence(unit, pass == 1);
-      if (pass == 1) break;
-      const DecodeShares shares(s, units);
-      units_left = shares.count_of(cta);
-      if (units_left == 0) return;
-      unit = shares.first_of(cta);
-    }
+    if (!find_share(cta, unit)) return;
     const unsigned cost = sequence.cost(s);
-    column = static_cast<int>(unit / cost);
-    unit -= column * cost;
+    const unsigned blocks = unit / cost;  // before it, of this sequence or, if all are equal, of all
+    column = static_cast<int>(blocks);
+    if (s.equal && s.batch > 1) {
+      batch = static_cast<int>(blocks / s.columns);
+      column -= batch * s.columns;
+    }
+    unit -= blocks * cost;
     const int beyond = static_cast<int>(unit) - sequence.units(s);
     if (beyond >= 0) {  // another CTA has this sequence's end
       units_left -= min(units_left, static_cast<unsigned>(s.end_cost - beyond));
@@ -150,6 +144,13 @@ struct DecodeWalk {
   }
 
  private:
+  __forceinline__ bool take_share(unsigned units, unsigned cta, unsigned& first) {
+    const DecodeShares shares(s, units);
+    units_left = shares.count_of(cta);
+    first = shares.first_of(cta);
+    return units_left > 0;
+  }
+
   __forceinline__ void next_column() {
     tile = 0;
     if (++column < s.columns) return;
@@ -158,32 +159,50 @@ struct DecodeWalk {
     if (!done()) sequence = sequence_of(s, batch);
   }
 
-  // Returns the units of all sequences. finds: stops at the one that has `unit`, and counts that from its first one on.
-  __forceinline__ unsigned find_sequence(unsigned& unit, bool finds) {
+  // Sets units_left, and batch and sequence to those of the CTA's first unit, which is then counted from that sequence's
+  // first one. Returns false if there is none. First the number of all units is needed, then the sequence that has this one: a
+  // second look at the lengths, unless a warp has seen all of them at once. If all sequences are equal, one is looked at.
+  __forceinline__ bool find_share(unsigned cta, unsigned& unit) {
     const int lane = threadIdx.x % 32;
     unsigned before = 0;
+    bool finds = false;
 #pragma unroll 1
     for (int first = 0; first < s.batch; first += 32) {
-      const DecodeSequence candidate = sequence_of(s, min(first + lane, s.batch - 1));
-      const unsigned own = first + lane < s.batch ? candidate.cost(s) * s.columns : 0;
-      unsigned up_to = own;  // and including this lane's
+      const DecodeSequence mine = sequence_of(s, min(first + lane, s.batch - 1));
+      const unsigned cost = mine.cost(s) * s.columns;
+      if (s.equal) {
+        sequence = mine;
+        return take_share(cost * s.batch, cta, unit);
+      }
+      const unsigned own = first + lane < s.batch ? cost : 0;
+      unsigned up_to = before + own;  // of all sequences up to and including this lane's
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
-        const unsigned below = __shfl_up_sync(0xffffffffu, up_to, step);
+        const unsigned below = __shfl_up_sync(0xffffffffu, up_to - before, step);
         if (lane >= step) up_to += below;
       }
-      up_to += before;
+      const unsigned all = __shfl_sync(0xffffffffu, up_to, 31);
+      if (!finds && first + 32 >= s.batch) {
+        if (!take_share(all, cta, unit)) return false;
+        finds = true;
+        if (s.batch > 32) {
+          first = -32;
+          before = 0;
+          continue;
+        }
+      }
       const unsigned beyond = __ballot_sync(0xffffffffu, up_to > unit);
       if (finds && beyond != 0) {
         const int at = __ffs(static_cast<int>(beyond)) - 1;
         batch = first + at;
-        sequence = candidate.of_lane(at);
+        sequence = mine.of_lane(at);
         unit -= __shfl_sync(0xffffffffu, up_to - own, at);
-        break;
+        return true;
       }
-      before = __shfl_sync(0xffffffffu, up_to, 31);
+      before = all;
     }
-    return before;
+    units_left = 0;
+    return false;
   }
 };
 

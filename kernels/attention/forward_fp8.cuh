@@ -87,7 +87,7 @@ struct AttentionForwardFp8 {
 
   float scores[kRowTiles][kKeyTiles * 4];
   float output[kRowTiles][kColumnGroups][2][4];  // [..][even and odd columns][value of a lane]
-  Fp8Softmax<kKeyTiles, 1, 0> softmax[kRowTiles];
+  Fp8Softmax<kKeyTiles, 1> softmax[kRowTiles];
 
   // Query (within the sequence) of a lane's accumulator row.
   __forceinline__ int query_of(int row_tile, int half) const {

@@ -17,11 +17,8 @@
 #pragma once
 
 #include "attention/forward_fp8_sm90_config.h"
-#include "attention/forward_fp8_sm90_consumer.cuh"
-#include "attention/forward_fp8_sm90_producer.cuh"
-#include "ptx/barrier.cuh"
-#include "ptx/shared.cuh"
-#include "ptx/wgmma.cuh"
+#include "attention/forward_fp8_sm90_math.cuh"
+#include "attention/forward_sm90_roles.cuh"
 
 namespace tessera {
 
@@ -32,27 +29,9 @@ __forceinline__ void attention_forward_fp8_sm90(const AttentionForwardFp8Sm90Par
   static_assert(config.block_k % 32 == 0 && config.block_k <= 256);
   static_assert(!config.k_blocks || config.block_k % kScaleKeys == 0);
   static_assert(!config.v_blocks || config.block_k == 64 || config.block_k == 128);
+  static_assert(!config.tile_scales || (!config.k_blocks && !config.v_blocks));
   static_assert(config.dim_qk % 16 == 0 && config.dim_v % 16 == 0 && config.dim_v <= 256);
-  constexpr RegisterSplit kRegisters = register_split(config);
-  constexpr int kMbarriersReady = 0;  // a named barrier; the producer arrives without waiting for the consumers
-  extern __shared__ __align__(kTileAlignment) unsigned char memory[];
-  const unsigned shared = shared_address(memory);
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  if (warpgroup == 0) {
-    ForwardFp8Sm90Producer<config> producer{p, shared};
-    if (threadIdx.x == 32) producer.prefetch_tensor_maps();  // on an otherwise idle warp
-    if (threadIdx.x == 0) producer.init_mbarriers();
-    __syncwarp();
-    named_barrier_arrive(kMbarriersReady, threads_of(config));
-    setmaxnreg_dec<kRegisters.producer>();
-    if (threadIdx.x == 0) producer.run();
-  } else {
-    named_barrier_sync(kMbarriersReady, threads_of(config));
-    setmaxnreg_inc<kRegisters.consumer>();
-    ForwardFp8Sm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
-                                            static_cast<int>(threadIdx.x) % kWarpgroup / 32};
-    consumer.run();
-  }
+  forward_sm90_roles<config, ForwardFp8Sm90Math<config>, true>(p);
 }
 
 }  // namespace tessera

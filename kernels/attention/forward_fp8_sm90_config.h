@@ -3,8 +3,6 @@
 
 #include "attention/forward_sm90_config.h"
 #include "attention/fp8.h"
-#include "tile/mask.h"
-#include "tile/scheduler.h"
 #include "tile/tensor_map.h"
 #include "tile/types.h"
 
@@ -24,8 +22,16 @@ struct AttentionForwardFp8Sm90Config {
   bool score_mod;          // softcap, ALiBi or a negative scale: every score is modified before the softmax
   bool k_blocks;           // K has a scale for each block of 64 or 128 keys; block_k is then a multiple of 64
   bool v_blocks;           // V has one for each block of keys, which block_k divides
+  bool tile_scales;        // K and V have a scale for each key tile, powers of two; not with k_blocks and v_blocks
+  bool rounds_q;           // Q is of dtype: each warp rounds its 16 rows, with a scale of their own
   bool promotes;           // the product with each tile of V is added to O in fp32
-  int polynomial;          // one of so many exponentials is a polynomial, to relieve the special function unit; 0: none
+
+  // Fields of the 16-bit forward's Config, which shares its code.
+  // NOLINTBEGIN(readability-identifier-naming)
+  static constexpr int min_atom = 16;
+  static constexpr int page_box = 0;
+  static constexpr bool pack_gqa = false, intra_cta_split = false, chunked = false, cache = false;
+  // NOLINTEND(readability-identifier-naming)
 };
 
 template <class Visitor>
@@ -43,8 +49,9 @@ constexpr void visit_fields(const AttentionForwardFp8Sm90Config& config, Visitor
   visit("score_mod", config.score_mod);
   visit("k_blocks", config.k_blocks);
   visit("v_blocks", config.v_blocks);
+  visit("tile_scales", config.tile_scales);
+  visit("rounds_q", config.rounds_q);
   visit("promotes", config.promotes);
-  visit("polynomial", config.polynomial);
 }
 
 constexpr int block_q_of(const AttentionForwardFp8Sm90Config& config) { return config.consumers * kConsumerRows; }
@@ -54,31 +61,23 @@ constexpr RegisterSplit register_split(const AttentionForwardFp8Sm90Config& conf
   return config.consumers == 3 ? RegisterSplit{32, 160} : RegisterSplit{40, 232};
 }
 
-constexpr int kFp8MinAtom = 16;
+constexpr int kFp8MinAtom = AttentionForwardFp8Sm90Config::min_atom;
 
-// Byte offsets in a CTA's shared memory.
-struct ForwardFp8Sm90Layout {
-  int q;  // [q_stages][block_q, dim_qk]
-  int q_stage;
-  int k;  // [stages][block_k, dim_qk]
-  int k_stage;
-  int v;  // [stages][dim_v, block_k]
-  int v_stage;
-  int q_full, q_empty;  // mbarriers, one per stage
-  int k_full, k_empty;
-  int v_full, v_empty;
-  int work_tiles;  // [kWorkTileSlots] ForwardFp8Sm90WorkTileInfo
-  int bytes;
+// V is [stages][dim_v, block_k].
+struct ForwardFp8Sm90Layout : ForwardSm90Layout {
+  int q_rounded;  // rounds_q: [block_q, dim_qk]
 };
 
 constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8Sm90Config& config) {
+  const int q_bytes = tile_bytes(block_q_of(config), fp8_columns(config.dim_qk), config.min_atom);
   ForwardFp8Sm90Layout at = {};
-  at.q_stage = tile_bytes(block_q_of(config), fp8_columns(config.dim_qk), kFp8MinAtom);
-  at.k_stage = tile_bytes(config.block_k, fp8_columns(config.dim_qk), kFp8MinAtom);
-  at.v_stage = tile_bytes(config.dim_v, fp8_columns(config.block_k), kFp8MinAtom);
+  at.q_stage = config.rounds_q ? tile_bytes(block_q_of(config), config.dim_qk, config.min_atom) : q_bytes;
+  at.k_stage = tile_bytes(config.block_k, fp8_columns(config.dim_qk), config.min_atom);
+  at.v_stage = tile_bytes(config.dim_v, fp8_columns(config.block_k), config.min_atom);
   at.k = config.q_stages * at.q_stage;
   at.v = at.k + config.stages * at.k_stage;
-  at.q_full = at.v + config.stages * at.v_stage;
+  at.q_rounded = at.v + config.stages * at.v_stage;
+  at.q_full = at.q_rounded + (config.rounds_q ? q_bytes : 0);
   at.q_empty = at.q_full + 8 * config.q_stages;
   at.k_full = at.q_empty + 8 * config.q_stages;
   at.k_empty = at.k_full + 8 * config.stages;
@@ -89,32 +88,9 @@ constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8
   return at;
 }
 
-struct alignas(64) AttentionForwardFp8Sm90Params {
-  AtomMaps q;               // boxes of block_q rows
-  AtomMaps k;               // boxes of block_k rows
-  AtomMaps v;               // of V transposed: boxes of dim_v rows
-  void* o;                  // [B, Sq, Hq, Dv], or [total_q, Hq, Dv]
-  float* lse;               // [B, Hq, Sq], natural log, may be null
-  const int* cu_seqlens_q;  // [B + 1], null: every sequence has seq_q queries
-  const int* cu_seqlens_k;
-  const float* alibi_slopes;  // [Hq] or [B, Hq], may be null
-  unsigned* tile_counter;     // 0 at the start; only if Config::dynamic_scheduler
-  Strides o_strides;
-  RowStrides lse_strides;
-  Index alibi_batch_stride;
-  RowScales q_scale, k_scale, v_scale;
-  int seq_q;  // of the longest sequence if packed
-  int seq_k;
-  unsigned heads_q;
-  unsigned group;  // query heads that share a key head
-  float scale;
-  float softcap;     // 0: none
-  unsigned q_tiles;  // of the longest sequence
-  unsigned columns;  // heads of all sequences
-  Divisor together;  // of them, how many are processed together: their K and V fit the L2 cache
-  Divisor by_heads;
-  Divisor by_group;
-  Band band;
+// v: of V transposed, boxes of dim_v rows. No cache.
+struct alignas(64) AttentionForwardFp8Sm90Params : AttentionForwardSm90Params {
+  RowScales q_scale, k_scale, v_scale;  // tile_scales: of each key tile; rounds_q: not of q
 };
 
 }  // namespace tessera

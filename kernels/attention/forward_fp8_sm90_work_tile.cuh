@@ -1,34 +1,33 @@
-// A work tile of attention/forward_fp8_sm90.cuh: block_q query rows of one head, and the keys that they see.
+// What the code that attention/forward_fp8_sm90.cuh shares with attention/forward_sm90.cuh asks of its Config
+// (forward_sm90_work_tile.cuh).
 #pragma once
 
 #include "attention/forward_fp8_sm90_config.h"
-#include "tile/mask.h"
+#include "attention/forward_sm90_work_tile.cuh"
 
 namespace tessera {
 
-// Written by the producer for every work tile, read by the consumers.
-struct ForwardFp8Sm90WorkTileInfo {
-  unsigned batch, head;
-  int first_q;  // kNoWork: no more work
-  int len_q, len_k;
-  int first_tile, last_tile;  // key tiles that some row of the work tile sees; last < first: none
-  int unused;
+constexpr TileShape q_tile_of(const AttentionForwardFp8Sm90Config& config) {
+  return {block_q_of(config), config.rounds_q ? config.dim_qk : fp8_columns(config.dim_qk)};
+}
+constexpr TileShape k_tile_of(const AttentionForwardFp8Sm90Config& config) {
+  return {config.block_k, fp8_columns(config.dim_qk)};
+}
+constexpr TileShape v_tile_of(const AttentionForwardFp8Sm90Config& config) {
+  return {config.dim_v, fp8_columns(config.block_k)};
+}
+constexpr bool has_transposed_v(const AttentionForwardFp8Sm90Config&) { return true; }
+constexpr ForwardFp8Sm90Layout layout_of(const AttentionForwardFp8Sm90Config& config) {
+  return forward_fp8_sm90_layout(config);
+}
 
-  static constexpr int kNoWork = -1;
-
-  __forceinline__ bool has_keys() const { return last_tile >= first_tile; }
-  __forceinline__ int position_offset(const AttentionForwardFp8Sm90Params& p) const {  // query i is at key i + offset
-    return p.band.position_offset(len_q, len_k);
-  }
-  // Keys that `rows` rows from row `first` on see.
-  template <bool masked>
-  __forceinline__ KeyRange keys_of(const AttentionForwardFp8Sm90Params& p, int first, int rows) const {
-    const int last = min(first + rows, len_q) - 1;
-    if (last < first) return KeyRange{0, 0, 0, 0};
-    const int offset = position_offset(p);
-    return key_range<masked>(p.band, first + offset, last + offset, len_k);
-  }
-};
-static_assert(sizeof(ForwardFp8Sm90WorkTileInfo) == kWorkTileBytes);
+// Of a packed sequence. The map of V transposed moves by 16-bit columns, and on its last axis by groups of keys.
+__forceinline__ RowOrigin transposed_v_origin(const AttentionForwardFp8Sm90Params& p,
+                                              const ForwardSm90WorkTileInfo& info) {
+  const int length = static_cast<int>(value_length(info.len_k));
+  const RowOrigin origin = row_origin(static_cast<int>(value_length(p.seq_k)), length,
+                                      static_cast<int>(value_start(p.cu_seqlens_k[info.batch], info.batch)));
+  return {origin.y / 2, origin.z / kValueGroup};
+}
 
 }  // namespace tessera

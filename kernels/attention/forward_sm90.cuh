@@ -5,7 +5,7 @@
 //
 // Roles: warpgroup 0 is the producer. One of its threads schedules the work tiles, writes each one's WorkTileInfo to
 // shared memory, and issues the TMA loads of Q, K and V (forward_sm90_producer.cuh). Each of the other warpgroups is a
-// consumer and owns 64 query rows from scores to output (forward_sm90_consumer.cuh). Every stage of Q, K and V has two
+// consumer and owns 64 query rows from scores to output (forward_sm90_consumer.cuh, forward_sm90_math.cuh). Every stage of Q, K and V has two
 // mbarriers: full (TMA has written the bytes) and empty (every consumer warp has finished reading).
 //
 //   shared memory:  Q [q_stages][block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][block_k, Dv]
@@ -40,11 +40,8 @@
 #pragma once
 
 #include "attention/forward_sm90_config.h"
-#include "attention/forward_sm90_consumer.cuh"
-#include "attention/forward_sm90_producer.cuh"
-#include "ptx/barrier.cuh"
-#include "ptx/shared.cuh"
-#include "ptx/wgmma.cuh"
+#include "attention/forward_sm90_math.cuh"
+#include "attention/forward_sm90_roles.cuh"
 
 namespace tessera {
 
@@ -62,27 +59,7 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
   // With a single consumer per SM, every thread may have the maximum of 255 registers from the start.
-  constexpr bool kReallocatesRegisters = config.consumers * config.ctas_per_sm > 1;
-  constexpr RegisterSplit kRegisters = register_split(config);
-  constexpr int kMbarriersReady = 0;  // a named barrier; the producer arrives without waiting for the consumers
-  extern __shared__ __align__(kTileAlignment) unsigned char memory[];
-  const unsigned shared = shared_address(memory);
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  if (warpgroup == 0) {
-    ForwardSm90Producer<config> producer{p, shared};
-    if (threadIdx.x == 32) producer.prefetch_tensor_maps();  // on an otherwise idle warp
-    if (threadIdx.x == 0) producer.init_mbarriers();
-    __syncwarp();
-    named_barrier_arrive(kMbarriersReady, threads_of(config));
-    if constexpr (kReallocatesRegisters) setmaxnreg_dec<kRegisters.producer>();
-    if (config.page_box > 0 ? threadIdx.x < 32 : threadIdx.x == 0) producer.run();
-  } else {
-    named_barrier_sync(kMbarriersReady, threads_of(config));
-    if constexpr (kReallocatesRegisters) setmaxnreg_inc<kRegisters.consumer>();
-    ForwardSm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
-                                         static_cast<int>(threadIdx.x) % kWarpgroup / 32};
-    consumer.run();
-  }
+  forward_sm90_roles<config, ForwardSm90Math<config>, (config.consumers * config.ctas_per_sm > 1)>(p);
 }
 
 }  // namespace tessera

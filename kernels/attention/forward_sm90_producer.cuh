@@ -1,5 +1,6 @@
-// The producer of attention/forward_sm90.cuh: one thread that schedules the work tiles and issues the TMA loads. If K and
-// V are in pages, it is a warp, whose first thread does that: each lane reads the page table for one box of the next tile.
+// The producer of attention/forward_sm90.cuh and attention/forward_fp8_sm90.cuh: one thread that schedules the work tiles
+// and issues the TMA loads. If K and V are in pages, it is a warp, whose first thread does that: each lane reads the page
+// table for one box of the next tile.
 #pragma once
 
 #include "attention/forward_sm90_config.h"
@@ -16,15 +17,15 @@
 
 namespace tessera {
 
-template <AttentionForwardSm90Config config>
+template <auto config, class Params>
 struct ForwardSm90Producer {
   using WorkTileInfo = ForwardSm90WorkTileInfo;
-  static constexpr ForwardSm90Layout kAt = forward_sm90_layout(config);
+  static constexpr ForwardSm90Layout kAt = layout_of(config);
   static constexpr int kMinAtom = config.min_atom;
   // Number of K tiles that are loaded before the first V tile: one for each consumer that starts with S.
   static constexpr int kAhead = config.intra_cta_split ? config.consumers : 1;
 
-  const AttentionForwardSm90Params& p;
+  const Params& p;
   unsigned shared;
   PipelineState<config.q_stages> q_pipe = {};
   PipelineState<config.stages> k_pipe = {}, v_pipe = {};
@@ -34,22 +35,22 @@ struct ForwardSm90Producer {
   // The keys of a work tile: where TMA finds them.
   struct Keys {
     int head;
-    RowOrigin k, v;
+    RowOrigin k, v;    // V transposed: y is on the axis of columns
     const int* pages;  // paged: of the sequence
     int length;        // paged
     int fill;          // paged: the first key of the last box that ends within the sequence, 0 if there is none
   };
 
-  // All swizzle atoms of `rows` rows from `row` on.
-  template <int rows, int dim>
-  __forceinline__ void load(unsigned destination, const AtomMaps& maps, unsigned full, int row, int head,
-                            const RowOrigin& origin) {
-    mbarrier_arrive_expect_tx(full, rows * padded_dim(dim, kMinAtom) * 2);
+  // All swizzle atoms of a tile, from column x and row y on.
+  template <TileShape shape>
+  __forceinline__ void load(unsigned destination, const AtomMaps& maps, unsigned full, int x, int y, int head, int z) {
+    mbarrier_arrive_expect_tx(full, shape.rows * padded_dim(shape.columns, kMinAtom) * 2);
 #pragma unroll
-    for (int column = 0; column < padded_dim(dim, kMinAtom); column += atom_at(dim, kMinAtom, column).width) {
-      const SwizzleAtom atom = atom_at(dim, kMinAtom, column);
-      tma_load(destination + atom_offset(atom, rows), maps.by_width[map_index(atom.width)], full, column,
-               origin.y + row, head, origin.z);
+    for (int column = 0; column < padded_dim(shape.columns, kMinAtom);
+         column += atom_at(shape.columns, kMinAtom, column).width) {
+      const SwizzleAtom atom = atom_at(shape.columns, kMinAtom, column);
+      tma_load(destination + atom_offset(atom, shape.rows), maps.by_width[map_index(atom.width)], full, x + column, y,
+               head, z);
     }
   }
 
@@ -116,9 +117,9 @@ struct ForwardSm90Producer {
     const int head = static_cast<int>(info.head);
     if constexpr (config.pack_gqa) {
       const int query = origin.y + WorkTileInfo::query_at<config>(p, info.first_q);
-      load<block_q_of(config), config.dim_qk>(destination, p.q, full, head, query, {0, origin.z});
+      load<q_tile_of(config)>(destination, p.q, full, 0, head, query, origin.z);
     } else {
-      load<block_q_of(config), config.dim_qk>(destination, p.q, full, info.first_q, head, origin);
+      load<q_tile_of(config)>(destination, p.q, full, 0, origin.y + info.first_q, head, origin.z);
     }
   }
   __forceinline__ Keys keys_of(const WorkTileInfo& info) const {
@@ -135,6 +136,9 @@ struct ForwardSm90Producer {
     } else {
       keys.k = keys.v = row_origin(p.cu_seqlens_k, info.batch, p.seq_k, info.len_k);
     }
+    if constexpr (has_transposed_v(config)) {
+      if (p.cu_seqlens_k) keys.v = transposed_v_origin(p, info);
+    }
     return keys;
   }
   __forceinline__ void load_k(int tile, const Keys& keys) {
@@ -146,7 +150,7 @@ struct ForwardSm90Producer {
       k_page = page_of(tile - 1, keys);
       load_pages<config.dim_qk>(destination, p.k, p.k_rows, full, tile, entry, keys);
     } else {
-      load<config.block_k, config.dim_qk>(destination, p.k, full, tile * config.block_k, keys.head, keys.k);
+      load<k_tile_of(config)>(destination, p.k, full, 0, keys.k.y + tile * config.block_k, keys.head, keys.k.z);
     }
     k_pipe.advance();
   }
@@ -158,8 +162,11 @@ struct ForwardSm90Producer {
       const int entry = v_page;
       v_page = page_of(tile - 1, keys);
       load_pages<config.dim_v>(destination, p.v, p.v_rows, full, tile, entry, keys);
+    } else if constexpr (has_transposed_v(config)) {
+      load<v_tile_of(config)>(destination, p.v, full, keys.v.y + tile * v_tile_of(config).columns, 0, keys.head,
+                              keys.v.z);
     } else {
-      load<config.block_k, config.dim_v>(destination, p.v, full, tile * config.block_k, keys.head, keys.v);
+      load<v_tile_of(config)>(destination, p.v, full, 0, keys.v.y + tile * config.block_k, keys.head, keys.v.z);
     }
     v_pipe.advance();
   }
@@ -228,9 +235,9 @@ struct ForwardSm90Producer {
     fence_mbarrier_init();
   }
   __forceinline__ void prefetch_tensor_maps() const {
-    prefetch_tensor_map(p.q.by_width[map_index(atom_at(config.dim_qk, kMinAtom, 0).width)]);
-    prefetch_tensor_map(p.k.by_width[map_index(atom_at(config.dim_qk, kMinAtom, 0).width)]);
-    prefetch_tensor_map(p.v.by_width[map_index(atom_at(config.dim_v, kMinAtom, 0).width)]);
+    prefetch_tensor_map(p.q.by_width[map_index(atom_at(q_tile_of(config).columns, kMinAtom, 0).width)]);
+    prefetch_tensor_map(p.k.by_width[map_index(atom_at(k_tile_of(config).columns, kMinAtom, 0).width)]);
+    prefetch_tensor_map(p.v.by_width[map_index(atom_at(v_tile_of(config).columns, kMinAtom, 0).width)]);
   }
 
   __forceinline__ void run() {

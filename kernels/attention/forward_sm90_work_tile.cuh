@@ -1,10 +1,23 @@
-// A work tile of attention/forward_sm90.cuh: block_q query rows of one head, and the keys that they see.
+// A work tile of attention/forward_sm90.cuh and attention/forward_fp8_sm90.cuh: block_q query rows of one head, and the
+// keys that they see. Where the code of both is the same, it is a template of the Config, and what it asks of a Config
+// beyond its fields are the overloads below.
 #pragma once
 
 #include "attention/forward_sm90_config.h"
 #include "tile/mask.h"
 
 namespace tessera {
+
+// A tile in shared memory, in columns of 16 bits.
+struct TileShape {
+  int rows;
+  int columns;
+};
+constexpr TileShape q_tile_of(const AttentionForwardSm90Config& config) { return {block_q_of(config), config.dim_qk}; }
+constexpr TileShape k_tile_of(const AttentionForwardSm90Config& config) { return {config.block_k, config.dim_qk}; }
+constexpr TileShape v_tile_of(const AttentionForwardSm90Config& config) { return {config.block_k, config.dim_v}; }
+constexpr bool has_transposed_v(const AttentionForwardSm90Config&) { return false; }
+constexpr ForwardSm90Layout layout_of(const AttentionForwardSm90Config& config) { return forward_sm90_layout(config); }
 
 // Written by the producer for every work tile, read by the consumers.
 struct ForwardSm90WorkTileInfo {
@@ -20,16 +33,16 @@ struct ForwardSm90WorkTileInfo {
   __forceinline__ int position_offset(const AttentionForwardSm90Params& p) const {  // query i is at key i + offset
     return p.band.position_offset(len_q, len_k);
   }
-  template <AttentionForwardSm90Config config>
+  template <auto config>
   __forceinline__ int rows_of_sequence(const AttentionForwardSm90Params& p) const {
     return config.pack_gqa ? len_q * static_cast<int>(p.group) : len_q;
   }
-  template <AttentionForwardSm90Config config>
+  template <auto config>
   static __forceinline__ int query_at(const AttentionForwardSm90Params& p, int row) {
     return config.pack_gqa ? static_cast<int>(p.by_group.quotient(row)) : row;
   }
   // Keys that `rows` rows from row `first` on see.
-  template <AttentionForwardSm90Config config>
+  template <auto config>
   __forceinline__ KeyRange keys_of(const AttentionForwardSm90Params& p, int first, int rows) const {
     const int last = min(first + rows, rows_of_sequence<config>(p)) - 1;
     if (last < first) return KeyRange{0, 0, 0, 0};

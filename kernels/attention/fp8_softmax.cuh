@@ -16,20 +16,9 @@
 
 namespace tessera {
 
-// 2^x to 1e-4, 11 bits more than rounding to e4m3 keeps, without the special function unit: 2^round(x) is an exponent,
-// and the rest, at most a half, has a polynomial. Beyond the bounds, P is 0 or too large anyway.
-__forceinline__ float polynomial_exp2(float x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  constexpr float kBound = 120.0f;
-  x = fminf(fmaxf(x, -kBound), kBound);
-  const float shifted = x + kRound;
-  const float rest = x - (shifted - kRound);
-  const float power = ((0.05517165f * rest + 0.24261114f) * rest + 0.69326097f) * rest + 0.99992806f;
-  return float_from_bits(bits_from_float(power) + (bits_from_float(shifted) << 23));
-}
-
-// tiles: of 8 keys. groups: of keys that have a factor. polynomial: Config's.
-template <int tiles, int groups, int polynomial>
+// tiles: of 8 keys. groups: of keys that have a factor. shifts: P is multiplied by 2^shift, a tile's scale of V relative
+// to O's; row sums are without it.
+template <int tiles, int groups, bool shifts = false>
 struct Fp8Softmax {
   using Scores = float[tiles * 4];
   using Factors = float[groups];
@@ -45,6 +34,8 @@ struct Fp8Softmax {
   float rest[2];       // what rounding took from a large shift, else 0
   float row_sum[2];    // this lane's part of a row's sum
   bool settled;        // all rows of the warp have a reference that is not large
+  float shift;         // of the tile, at most 0; shifts
+  float unshift;       // 2^-shift
 
   static __forceinline__ constexpr int group_of(int i) { return groups == 1 ? 0 : i / 4 / (kScaleKeys / 8); }
 
@@ -82,6 +73,12 @@ struct Fp8Softmax {
   }
 
  private:
+  __forceinline__ float shifted(float bias) const { return shifts ? bias + shift : bias; }
+  __forceinline__ void add(const float (&sum)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) row_sum[half] += shifts ? sum[half] * unshift : sum[half];
+  }
+
   // For a row that has seen no key, any finite number keeps exp2(-inf + bias) at 0.
   __forceinline__ float bias_of(int half) const {
     return reference[half] == -infinity() ? 0.0f : kOffset - reference[half];
@@ -94,13 +91,11 @@ struct Fp8Softmax {
 
   // Returns false, and leaves row_sum unchanged, if a probability of the warp is too large.
   __forceinline__ bool exponentiate_first(Scores& scores, const Factors& factor) {
-    const float bias[2] = {bias_of(0), bias_of(1)};
+    const float bias[2] = {shifted(bias_of(0)), shifted(bias_of(1))};
     float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < tiles * 4; ++i) {
-      const float exponent = scores[i] * factor[group_of(i)] + bias[i / 2 % 2];
-      const bool by_polynomial = polynomial > 0 && i % (polynomial > 0 ? polynomial : 1) == 0;
-      scores[i] = by_polynomial ? polynomial_exp2(exponent) : fast_exp2(exponent);
+      scores[i] = fast_exp2(scores[i] * factor[group_of(i)] + bias[i / 2 % 2]);
       sum[i / 2 % 2] += scores[i];
     }
     if (__any_sync(0xffffffffu, !(sum[0] < kLargestE4m3 && sum[1] < kLargestE4m3))) {
@@ -110,14 +105,13 @@ struct Fp8Softmax {
       const float all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
       if (__any_sync(0xffffffffu, !(all < kLargestE4m3))) return false;
     }
-    row_sum[0] += sum[0];
-    row_sum[1] += sum[1];
+    add(sum);
     return true;
   }
 
   // Recovers the scores from their exponentials. Returns false if some are lost, or the shift would round off too much.
   __forceinline__ bool restore(Scores& scores, const Factors& factor) const {
-    const float bias[2] = {bias_of(0), bias_of(1)};
+    const float bias[2] = {shifted(bias_of(0)), shifted(bias_of(1))};
     bool lost = !(fabsf(bias[0]) < kExactShift && fabsf(bias[1]) < kExactShift);
 #pragma unroll
     for (int i = 0; i < tiles * 4; ++i) lost |= !(scores[i] < kLost);
@@ -178,11 +172,15 @@ struct Fp8Softmax {
         row_sum[half] *= rescale[half];
       }
     }
+    bias[0] = shifted(bias[0]);
+    bias[1] = shifted(bias[1]);
+    float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < tiles * 4; ++i) {
       scores[i] = fast_exp2(scores[i] * multiplier[group_of(i)] + bias[i / 2 % 2]);
-      row_sum[i / 2 % 2] += scores[i];
+      sum[i / 2 % 2] += scores[i];
     }
+    add(sum);
     return grown;
   }
 

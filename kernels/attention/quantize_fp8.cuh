@@ -1,5 +1,5 @@
 // Rounds activations to e4m3 with scales that are powers of two, as the fp8 forwards take them: k, q and v in one launch, V
-// transposed for attention/forward_fp8_sm90.cuh, or one tensor. Memory-bound: 3 bytes per element. sm_89 and newer.
+// transposed for attention/forward_fp8_sm90.cuh, k and v alone if that rounds q itself, or one tensor. Memory-bound: 3 bytes per element. sm_89 and newer.
 //
 //   load a tile (registers) → its largest value → that of the group → multiply, round → write, V by way of shared memory
 //
@@ -17,6 +17,7 @@
 // grid, so that all that they wait for is running.
 #pragma once
 
+#include "attention/fp8_round.cuh"
 #include "attention/quantize_fp8_config.h"
 #include "ptx/acquire_release.cuh"
 #include "ptx/convert.cuh"
@@ -27,18 +28,6 @@
 #include "tile/sequence.cuh"
 
 namespace tessera {
-
-// The exponent of the scale for a largest value: the least with value <= 448 * 2^exponent, 448 being 1.75 * 2^8. Kept
-// within bounds so that products of scales are finite; beyond them, values saturate or lose bits.
-__forceinline__ int fp8_scale_exponent(float amax) {
-  constexpr int kBound = 60;
-  const unsigned bits = bits_from_float(amax);
-  const int exponent = static_cast<int>(bits >> 23) - 127 - 8 + ((bits & 0x7fffffu) > 0x600000u ? 1 : 0);
-  return amax == 0.0f ? 0 : max(-kBound, min(exponent, kBound));
-}
-__forceinline__ float power_of_two(int exponent) {
-  return float_from_bits(static_cast<unsigned>(exponent + 127) << 23);
-}
 
 // x times the orthonormal Hadamard matrix of size `block`, if each lane has 8 columns of a row and neighbours the next.
 template <int block>
@@ -70,26 +59,6 @@ __forceinline__ void hadamard(float (&x)[8], int lane) {
 
 enum class Fp8Role { kKeys, kQueries, kValues };  // one tensor alone is as keys without residuals
 
-// The larger of a and |b|, of each half; NaN is ignored.
-template <DType dtype>
-__forceinline__ unsigned max_abs(unsigned a, unsigned b) {
-  unsigned larger;
-  if constexpr (dtype == DType::kFloat16) {
-    asm("{\n.reg .b32 size;\nabs.f16x2 size, %2;\nmax.f16x2 %0, %1, size;\n}\n" : "=r"(larger) : "r"(a), "r"(b));
-  } else {
-    asm("{\n.reg .b32 size;\nabs.bf16x2 size, %2;\nmax.bf16x2 %0, %1, size;\n}\n" : "=r"(larger) : "r"(a), "r"(b));
-  }
-  return larger;
-}
-
-// Pairs of bf16 times a power of two.
-__forceinline__ unsigned multiply_bf16(unsigned pair, unsigned by) {
-  constexpr unsigned kMinusZeros = 0x80008000u;
-  unsigned product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(by), "r"(kMinusZeros));
-  return product;
-}
-
 __forceinline__ void store_8(void* address, Words2 v, bool wanted) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}\n" ::"l"(address),
                "r"(v.word[0]), "r"(v.word[1]), "r"(static_cast<int>(wanted))
@@ -105,6 +74,7 @@ struct Fp8Quantizer {
   static constexpr int kItems = (kWords * kChunks + config.threads - 1) / config.threads;
   static constexpr bool kRotates = config.rotates && role != Fp8Role::kValues;
   static constexpr int kWarps = config.threads / 32;
+  static constexpr bool kTiles = config.blocks && config.dim_v > 0;  // k and v for a forward that rounds q itself
   static_assert(dim % 16 == 0 && config.rows % kValueGroup == 0 && config.threads % 32 == 0);
 
   const QuantizedTensor& t;
@@ -170,13 +140,6 @@ struct Fp8Quantizer {
     if constexpr (kRotates) rotate();
   }
 
-  __forceinline__ void unpack(const Words4& from, float (&x)[8]) const {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      x[2 * w] = low_to_float<config.dtype>(from.word[w]);
-      x[2 * w + 1] = high_to_float<config.dtype>(from.word[w]);
-    }
-  }
   __forceinline__ void pack(const float (&x)[8], Words4& to) const {
     constexpr float kLargest = config.dtype == DType::kFloat16 ? 65504.0f : 3.3895313892515355e38f;
     // NaN stays: fminf and fmaxf would make a number of it.
@@ -194,7 +157,7 @@ struct Fp8Quantizer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float x[8];
-        unpack(words[item][i], x);
+        unpack_8<config.dtype>(words[item][i], x);
         change_signs(chunk_of(item), x);
         hadamard<rotation_block(dim)>(x, threadIdx.x % 32);
         pack(x, words[item][i]);
@@ -212,7 +175,7 @@ struct Fp8Quantizer {
         for (int w = 0; w < 4; ++w) most = max_abs<config.dtype>(most, words[item][i].word[w]);
       }
     }
-    return fmaxf(low_to_float<config.dtype>(most), high_to_float<config.dtype>(most));
+    return larger_half<config.dtype>(most);
   }
   // Of all threads.
   __forceinline__ float largest_of_cta(float amax) const {
@@ -280,7 +243,7 @@ struct Fp8Quantizer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float x[8];
-        unpack(words[item][i], x);
+        unpack_8<config.dtype>(words[item][i], x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) most[j] = fmaxf(most[j], fabsf(x[j]));
       }
@@ -303,7 +266,13 @@ struct Fp8Quantizer {
   }
 
   __forceinline__ void run(unsigned cta) {
-    const unsigned g = t.group_ctas.quotient(cta), own = cta - g * t.group_ctas.by;
+    unsigned g = t.group_ctas.quotient(cta), own = cta - g * t.group_ctas.by;
+    if constexpr (config.blocks) {
+      // Heads first: CTAs that run together read and write whole rows of all heads.
+      const unsigned rest = t.group_heads.quotient(cta), of_batch = t.tiles.quotient(rest);
+      own = rest - of_batch * t.tiles.by;
+      g = of_batch * t.group_heads.by + cta - rest * t.group_heads.by;
+    }
     float amax = 0;
     bool waits = !config.blocks && (t.group_ctas.by > 1 || kResiduals);
     if constexpr (kResiduals && role == Fp8Role::kKeys) {
@@ -328,8 +297,10 @@ struct Fp8Quantizer {
       if constexpr (role == Fp8Role::kQueries) wait_for_keys();
       choose_channels();
     }
-    const int exponent = fp8_scale_exponent(amax);
-    if (threadIdx.x == 0) t.scale[config.blocks ? cta : g] = power_of_two(exponent);  // those of a group write the same
+    // A forward's tile of zeros must not raise the unit of O (forward_fp8_sm90_math.cuh).
+    const int exponent = kTiles && amax == 0.0f ? kLeastScaleExponent : fp8_scale_exponent(amax);
+    if (threadIdx.x == 0)
+      t.scale[config.blocks ? g * t.tiles.by + own : g] = power_of_two(exponent);  // a group's CTAs write the same
     bool held = step == t.group_ctas.by;  // the last of the CTA's tiles is in registers
 #pragma unroll 1
     for (unsigned n = own + t.group_ctas.quotient(t.group_tiles - 1 - own) * t.group_ctas.by;; n -= t.group_ctas.by) {
@@ -342,21 +313,6 @@ struct Fp8Quantizer {
       if constexpr (kResiduals) write_residuals(power_of_two(-exponent));
       if (n == own) break;
     }
-  }
-
-  __forceinline__ Words2 rounded(const Words4& from, float inverse) const {
-    float x[8];
-    if constexpr (config.dtype == DType::kBFloat16) {
-      const unsigned by = bits_from_float(inverse) | bits_from_float(inverse) >> 16;
-      Words4 products;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) products.word[w] = multiply_bf16(from.word[w], by);
-      unpack(products, x);
-      return {pack_e4m3(x[0], x[1], x[2], x[3]), pack_e4m3(x[4], x[5], x[6], x[7])};
-    }
-    unpack(from, x);
-    return {pack_e4m3(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse),
-            pack_e4m3(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse)};
   }
 
   __forceinline__ void write(float inverse, float scale) const {
@@ -383,7 +339,7 @@ struct Fp8Quantizer {
   }
   __forceinline__ void write_row(const Words4& from, Index at, int chunk, bool wanted, float inverse,
                                  float scale) const {
-    const Words2 bytes = rounded(from, inverse);
+    const Words2 bytes = round_8<config.dtype>(from, inverse);
     if constexpr (!config.values) {
       store_8(static_cast<unsigned char*>(t.out) + at, bytes, wanted);
     } else {
@@ -437,7 +393,7 @@ struct Fp8Quantizer {
       if (word_of(item) >= kWords) continue;
       Words2 row[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) row[i] = rounded(words[item][i], inverse);
+      for (int i = 0; i < 4; ++i) row[i] = round_8<config.dtype>(words[item][i], inverse);
       const unsigned at = shared + chunk_of(item) * kPitch + word_of(item) * 4;
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
@@ -484,13 +440,14 @@ __forceinline__ void quantize_fp8(const QuantizeFp8Params& p) {
   const unsigned shared = shared_address(memory);
   pdl_wait_and_launch_dependents();
   const unsigned cta = blockIdx.x;
+  if (p.tile_counter && cta == 0 && threadIdx.x == 0) *p.tile_counter = 0;
   if constexpr (config.dim_v > 0) {
     if (cta >= p.tensor[1].end) {
       Fp8Quantizer<config, config.dim_v, Fp8Role::kValues> quantizer{p.tensor[2], p, shared, largest, channels};
       quantizer.run(cta - p.tensor[1].end);
       return;
     }
-    if (cta >= p.tensor[0].end) {
+    if (!config.blocks && cta >= p.tensor[0].end) {
       Fp8Quantizer<config, config.dim, Fp8Role::kQueries> quantizer{p.tensor[1], p, shared, largest, channels};
       quantizer.run(cta - p.tensor[0].end);
       return;

@@ -10,7 +10,7 @@ struct QuantizeFp8Config {
   DType dtype;  // of the activations
   int dim;      // of k and q, or of the one tensor; a multiple of 16 up to 256
   int dim_v;    // of V, the third tensor; 0: there is one tensor alone
-  int rows;     // of a tile, which is a block if blocks have scales: 64 or 128
+  int rows;     // of a tile, which is a block if blocks have scales: a multiple of 16
   int threads;
   bool blocks;      // each tile has a scale of its own; else a scale is of heads
   bool transposes;  // V is written transposed
@@ -75,7 +75,8 @@ struct QuantizedTensor {
 };
 
 struct QuantizeFp8Params {
-  QuantizedTensor tensor[3];  // k, q and v, or one
+  QuantizedTensor tensor[3];  // k, q and v, or one; with blocks, there is no q
+  unsigned* tile_counter;     // of the forward, which is set to 0; may be null
   unsigned group;             // query heads that share a key head
 };
 

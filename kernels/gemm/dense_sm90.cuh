@@ -22,15 +22,17 @@
 // Without it, both work on one tile, which may then be larger: less traffic from L2, for large K.
 //
 // Cluster: two CTAs with adjacent row tiles need the same B. Each loads half of it and multicasts it to both, which
-// lowers the demand on L2 from (block_m + block_n) to (block_m + block_n / 2) rows per step.
+// lowers the demand on L2 from (block_m + block_n) to (block_m + block_n / 2) rows per step. Or their column tiles are
+// adjacent, and they need the same A.
 //
 // Rows that start anywhere: TMA needs addresses, strides and first columns at multiples of 16 bytes, and rows of 2,730 bytes
-// (K = 1365) are not. But eight such rows are a multiple of 16 bytes apart. So rows of that operand are loaded by their index
-// modulo 8, through a tensor map for each remainder that begins at the last multiple of 16 bytes before its first row, and
-// arrive shifted by 0 to 7 elements (frames). Three warps of the producer shift them on their way to a stage, which then
-// has its rows in the order 0, 8, 16, ..., 1, 9, ...; out is stored in the same order.
+// (K = 1365) are not. But eight such rows are a multiple of 16 bytes apart, so a tensor map can have every eighth row, from
+// the last multiple of 16 bytes before the first one on. Its columns are those of the matrix plus a shift of 0 to 7, the
+// same for all of its rows. What a tile does with them has that shift everywhere:
 //
-//   TMA → frame [block_m, 64] → shift → stage of A          TMA → stage of B
+//   rows of A, K-major     terms are shifted: the same is done to B, by a first row below 0 or a copy for each shift
+//   rows of out            columns are: B's too, in the same way, and TMA stores aligned chunks
+//   rows of K of A or B    rows or columns of the partial sums are: split_reduce.cuh adds what belongs together
 #pragma once
 
 #include "gemm/dense_sm90_config.h"
@@ -51,11 +53,14 @@ __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   static_assert(config.stages >= 2);
   static_assert(config.cluster == 1 || config.cluster == 2);
   static_assert(config.cluster == 1 || config.b_transposed || config.block_n % 16 == 0);
+  static_assert(!config.shares_a || (config.cluster == 2 && config.a_transposed && config.block_m % 128 == 0));
   static_assert(!config.gated || (!config.split && config.block_n % (config.b_transposed ? 128 : 16) == 0));
-  static_assert(!groups_are_of_k(config) || (config.b_transposed && !config.gated));
-  static_assert(config.shifted != kShiftedB || (config.a_transposed && config.cluster == 1));
+  static_assert(config.strided != kStridedM || !config.a_transposed);
+  static_assert(config.strided != kStridedK || (config.a_transposed && config.b_transposed && config.split));
+  static_assert(!config.edges || (config.tma_store && !config.split && config.grouping == kUngrouped));
+  static_assert(!config.edges || config.staged != kStagedPreactivation);
   static_assert(!config.split || config.tma_store);
-  static_assert(config.grouping == kUngrouped || (!config.split && config.shifted == kShiftedNone));
+  static_assert(config.grouping == kUngrouped || (!config.split && config.strided == kStridedNone));
   static_assert(config.grouping != kRaggedSums || (config.a_transposed && config.b_transposed));
   static_assert(config.staged == kStagedNone || !config.split);
   static_assert(config.staged != kStagedResidual || config.residual);
@@ -64,8 +69,7 @@ __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   // The preactivations of columns that two boxes share are gone when the second one is stored.
   static_assert(config.staged != kStagedPreactivation || config.block_n % 64 == 0 || config.block_n < 64);
   // At the start a thread has 168 registers.
-  constexpr bool kShifts = config.shifted != kShiftedNone;
-  constexpr int kProducerRegisters = kShifts ? 72 : 40, kConsumerRegisters = kShifts ? 216 : 232;
+  constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   constexpr Layout kAt = layout(config);
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);
@@ -73,12 +77,8 @@ __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   if (threadIdx.x == 0) {
     constexpr unsigned kWarps = (config.ping_pong ? 4 : 8) * config.cluster;  // that read a stage
     for (int i = 0; i < config.stages; ++i) {
-      mbarrier_init(shared + kAt.full + i * kMbarrierBytes, kShifts ? 1 + kShiftWarps : 1);
+      mbarrier_init(shared + kAt.full + i * kMbarrierBytes, 1);
       mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, kWarps);
-    }
-    for (int i = 0; i < frames(config); ++i) {
-      mbarrier_init(shared + kAt.frame_full + i * kMbarrierBytes, 1);
-      mbarrier_init(shared + kAt.frame_empty + i * kMbarrierBytes, kShiftWarps);
     }
     for (int i = 0; i < kConsumers * staging_buffers(config); ++i) {
       mbarrier_init(shared + kAt.loaded + i * kMbarrierBytes, 1);
@@ -95,11 +95,7 @@ __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
     GemmDenseSm90Producer<config> producer{p, shared};
-    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (threadIdx.x == 0) producer.run();
-    if constexpr (kShifts) {
-      if (warp > 0) producer.run_shift(warp - 1, static_cast<int>(threadIdx.x) % 32);
-    }
     __syncwarp();
   } else {
     setmaxnreg_inc<kConsumerRegisters>();

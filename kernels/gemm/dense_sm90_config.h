@@ -19,8 +19,10 @@ struct GemmDenseSm90Config {
   int stages;
   bool ping_pong;  // the two consumers own a tile each, else they share one by rows
   int cluster;     // CTAs, 1 or 2, with adjacent row tiles; each loads a half of B for both
-  int shifted;     // kShiftedA, kShiftedB: the operand whose rows may start anywhere; kShiftedNone
+  bool shares_a;   // their column tiles are adjacent instead, and they share A, which is transposed
+  int strided;     // kStridedNone, kStridedM, kStridedK: rows that may start anywhere
   bool tma_store;  // else threads copy from and to rows that start anywhere
+  bool edges;      // TMA stores whole chunks of 16 bytes, and threads what a row of out has beside them at its ends
   int staged;    // kStagedNone, ...: the epilogue's matrix that is moved like out; its other ones are accessed directly
   int grouping;  // kUngrouped, ...
   bool split;    // K is divided among CTAs, which write fp32 partial sums; the epilogue is left to the next step
@@ -44,8 +46,10 @@ constexpr void visit_fields(const GemmDenseSm90Config& config, Visitor&& visit) 
   visit("stages", config.stages);
   visit("ping_pong", config.ping_pong);
   visit("cluster", config.cluster);
-  visit("shifted", config.shifted);
+  visit("shares_a", config.shares_a);
+  visit("strided", config.strided);
   visit("tma_store", config.tma_store);
+  visit("edges", config.edges);
   visit("staged", config.staged);
   visit("grouping", config.grouping);
   visit("split", config.split);
@@ -58,20 +62,22 @@ constexpr void visit_fields(const GemmDenseSm90Config& config, Visitor&& visit) 
   visit("pairs", config.pairs);
 }
 
-constexpr int kShiftedNone = 0;
-constexpr int kShiftedA = 1;
-constexpr int kShiftedB = 2;
+// Rows whose index is equal modulo 8 are a multiple of 16 bytes apart. kStridedM: a tile has every eighth row of A and out.
+// kStridedK: a sum has every eighth row of A and B, both transposed.
+constexpr int kStridedNone = 0;
+constexpr int kStridedM = 1;
+constexpr int kStridedK = 2;
 
 namespace gemm_sm90 {
 
-constexpr int kRowGroups = 8;  // rows whose index is equal modulo 8 are a multiple of 16 bytes apart
-constexpr int kShiftWarps = 3;
+constexpr int kRowGroups = 8;      // of rows whose index is equal modulo 8
 constexpr int kThreads = 3 * 128;  // a producer warpgroup and two consumers
 constexpr int kConsumers = 2;
 constexpr int kBlockK = 64;              // columns of a stage: the span of the widest swizzle
 constexpr int kAtomBytes = 64 * 128;     // 64 rows of the widest swizzle atom
 constexpr int kStagingBytes = 64 * 128;  // a box of 64 rows and 128 bytes of each
 
+constexpr bool shares_b(const GemmDenseSm90Config& config) { return config.cluster > 1 && !config.shares_a; }
 // Columns of the result that a tile computes.
 constexpr int out_columns(const GemmDenseSm90Config& config) {
   return config.gated ? config.block_n / 2 : config.block_n;
@@ -102,71 +108,46 @@ constexpr DType stored_type(const GemmDenseSm90Config& config) {
 constexpr int stored_columns(const GemmDenseSm90Config& config) {  // of a box of 128 bytes
   return stored_type(config) == DType::kFloat32 ? 32 : 64;
 }
-// A shifted operand is loaded by the index of its rows modulo 8. If they are rows of K, so are those of the other operand:
-// the order of rows within a stage does not change the sum, as long as it is the same for A and B. Otherwise they are rows
-// of M, and the rows of a tile of the result are in that order.
-constexpr bool groups_are_of_k(const GemmDenseSm90Config& config) {
-  return config.shifted != kShiftedNone && config.a_transposed;
-}
-constexpr bool groups_are_of_m(const GemmDenseSm90Config& config) {
-  return config.shifted != kShiftedNone && !config.a_transposed;
-}
-constexpr int m_groups(const GemmDenseSm90Config& config) { return groups_are_of_m(config) ? kRowGroups : 1; }
-constexpr int k_groups(const GemmDenseSm90Config& config) { return groups_are_of_k(config) ? kRowGroups : 1; }
-
-// A frame is what TMA loads of a shifted operand for a step: 64 columns from the last multiple of 16 bytes before a row's
-// own on. A row continues in the next step's frame if columns are of K, else in the next atom, and then there is one more.
-constexpr int frames(const GemmDenseSm90Config& config) {
-  return config.shifted == kShiftedNone ? 0 : config.a_transposed ? 2 : 3;
-}
-constexpr int shifted_atoms(const GemmDenseSm90Config& config) {  // MN-major, of the operand in a stage
-  return config.shifted == kShiftedB ? b_atoms(config) : config.block_m / 64;
-}
-constexpr int frame_bytes(const GemmDenseSm90Config& config) {
-  return config.a_transposed ? (shifted_atoms(config) + 1) * kAtomBytes : a_bytes(config);
-}
+constexpr int m_groups(const GemmDenseSm90Config& config) { return config.strided == kStridedM ? kRowGroups : 1; }
+constexpr int k_groups(const GemmDenseSm90Config& config) { return config.strided == kStridedK ? kRowGroups : 1; }
 
 // Byte offsets in a CTA's shared memory.
 struct Layout {
-  int a;            // [stages][block_m, 64], or [stages][block_m / 64 atoms]
-  int b;            // [stages][block_n, 64], or [stages][atoms]
-  int frames;       // [frames] of a shifted operand
-  int staging;      // [consumers][staging_buffers] boxes
-  int full;         // [stages] mbarriers: TMA has written A and B
-  int empty;        // [stages] every consumer warp that reads the stage, of both CTAs, has finished
-  int frame_full;   // [frames] mbarriers: TMA has written a frame
-  int frame_empty;  // [frames] every warp that shifts has finished reading it
-  int loaded;       // [consumers][staging_buffers] mbarriers: TMA has written a box of the epilogue's matrix
+  int a;        // [stages][block_m, 64], or [stages][block_m / 64 atoms]
+  int b;        // [stages][block_n, 64], or [stages][atoms]
+  int staging;  // [consumers][staging_buffers] boxes
+  int full;     // [stages] mbarriers: TMA has written A and B
+  int empty;    // [stages] every consumer warp that reads the stage, of both CTAs, has finished
+  int loaded;   // [consumers][staging_buffers] mbarriers: TMA has written a box of the epilogue's matrix
   int bytes;
 };
 constexpr Layout layout(const GemmDenseSm90Config& config) {
   Layout at = {};
   at.a = 0;
   at.b = config.stages * a_bytes(config);
-  at.frames = (at.b + config.stages * b_bytes(config) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
-  at.staging = at.frames + frames(config) * frame_bytes(config);
+  at.staging = (at.b + config.stages * b_bytes(config) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   at.full = at.staging + kConsumers * staging_buffers(config) * kStagingBytes;
   at.empty = at.full + 8 * config.stages;
-  at.frame_full = at.empty + 8 * config.stages;
-  at.frame_empty = at.frame_full + 8 * frames(config);
-  at.loaded = at.frame_empty + 8 * frames(config);
+  at.loaded = at.empty + 8 * config.stages;
   at.bytes = at.loaded + 8 * kConsumers * staging_buffers(config);
   return at;
 }
 
 }  // namespace gemm_sm90
 
-// m_groups, k_groups: 8 if rows of M or K are loaded in groups, else 1. Map i of a tensor has the rows whose index is i
-// modulo the groups. A map's address must be a multiple of 16 bytes, so that of a shifted operand may begin before row i, by
-// shift[i] 16-bit elements.
+// m_groups, k_groups: 8 if rows of M or K are strided, else 1. Map i of a tensor has the rows whose index is i modulo 8. A
+// map's address must be a multiple of 16 bytes. That of an operand begins at the last one before row i, that of out at the
+// first one in it.
 template <int m_groups, int k_groups>
 struct alignas(64) GemmDenseSm90Params {
   TensorMap a[m_groups * k_groups];
   TensorMap b[k_groups];
   TensorMap gate;
-  TensorMap out[m_groups];     // or, if split, the partial sums [splits, M, N]; as 16-bit elements, as is:
+  TensorMap out[m_groups];     // or, if split, the partial sums [layers, M, N]; as 16-bit elements, as is:
   TensorMap staged[m_groups];  // the matrix that Config::staged names
-  int shift[m_groups * k_groups];
+  int a_shift[m_groups];       // 16-bit elements from the beginning of a map of a to its first row
+  int out_shift[m_groups];     // and from the last multiple of 16 bytes to a row of out
+  int b_layers;                // 1: b has a copy for each group of rows, shifted as a's or out's rows are; else 0
   GemmEpilogueParams epilogue;
   const int* offsets;  // of ragged groups
   int groups;
@@ -175,7 +156,7 @@ struct alignas(64) GemmDenseSm90Params {
   TileOrder order;  // row tiles of a whole cluster; of a group. Ragged rows: there is no number of row tiles
   unsigned splits;
   unsigned work_tiles;  // tiles times splits, or times groups; not used if rows are ragged
-  int k_steps;          // of 64, of the whole product
+  int k_steps;          // of 64, of the whole product; kStridedK: of each group of rows
   int k_steps_per_split;
 };
 

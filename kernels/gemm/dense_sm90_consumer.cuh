@@ -28,11 +28,10 @@ struct GemmDenseSm90Consumer {
   static constexpr int kBuffers = gemm_sm90::staging_buffers(config) > 0 ? gemm_sm90::staging_buffers(config) : 1;
   static constexpr bool kLoadsStaged = gemm_sm90::loads_staged(config);
   static constexpr bool kIsFloat = gemm_sm90::stored_type(config) == DType::kFloat32;
-  static constexpr int kGroupRows = config.block_m / 8;  // rows of a tile with the same index modulo 8
-  static constexpr bool kGrouped = gemm_sm90::groups_are_of_m(config);
-  static constexpr int kStaged = 1;   // named barrier of consumer 0: its threads have written a box
-  static constexpr int kTurn = 3;     // named barrier of consumer 0: it may wait for its stages
-  static constexpr int kCleared = 5;  // named barrier of both: terms of other groups have been cleared
+  static constexpr int kWords = kIsFloat ? 2 : 1;  // of 16 bits, in an element
+  static constexpr int kStaged = 1;                // named barrier of consumer 0: its threads have written a box
+  static constexpr int kTurn = 3;                  // named barrier of consumer 0: it may wait for its stages
+  static constexpr int kCleared = 5;               // named barrier of both: terms of other groups have been cleared
   static constexpr GemmEpilogueConfig kEpilogue = epilogue_of(config);
 
   const Params& p;
@@ -106,6 +105,24 @@ struct GemmDenseSm90Consumer {
     named_barrier_sync(config.ping_pong ? kStaged + consumer : kCleared, kThreads);
   }
 
+  // The first `shift` terms of the consumer's rows of A are the last ones of the rows before them. B is zero there, but an
+  // infinity times zero would not be.
+  __forceinline__ void clear_head(int stage, int shift) const {
+    const int row = warp * 32 + lane;
+    if (row < gemm_sm90::consumer_rows(config)) {
+      const unsigned at =
+          shared + kAt.a + stage * gemm_sm90::a_bytes(config) + (first_row() + row) * 128 + (row & 7) * 16;
+      Words4 words = load_shared_16(at);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words.word[i] = shift >= 2 * i + 2 ? 0 : shift == 2 * i + 1 ? words.word[i] & 0xffff0000u : words.word[i];
+      }
+      store_shared_16(at, words);
+    }
+    fence_proxy_async();
+    named_barrier_sync(kStaged + consumer, 128);
+  }
+
   // One product is always in flight while the next is issued.
   __forceinline__ void accumulate(const GemmDenseSm90Work& work) {
     const int steps = work.end_step - work.first_step;
@@ -116,6 +133,10 @@ struct GemmDenseSm90Consumer {
       if constexpr (config.grouping == kRaggedSums) {
         const int terms = work.end_k - work.first_k - step * gemm_sm90::kBlockK;
         if (terms < gemm_sm90::kBlockK) clear_terms(pipe.index, terms);
+      }
+      if constexpr (config.strided == kStridedM) {
+        const int shift = p.a_shift[work.residue];
+        if (work.first_step + step == 0 && shift > 0) clear_head(pipe.index, shift);
       }
       wgmma_fence();
       multiply(pipe.index, step == 0);
@@ -136,7 +157,7 @@ struct GemmDenseSm90Consumer {
 
   // Row of out of a row of the tile.
   __forceinline__ int out_row(const GemmDenseSm90Work& work, int row) const {
-    return work.row + (kGrouped ? row % kGroupRows * 8 + row / kGroupRows : row);
+    return config.strided == kStridedM ? (work.row + row) * gemm_sm90::kRowGroups + work.residue : work.row + row;
   }
 
   __forceinline__ bool issues() const { return warp == 0 && lane == 0; }  // the TMA loads and stores of boxes
@@ -155,33 +176,33 @@ struct GemmDenseSm90Consumer {
     return kOutColumns < kBoxColumns || regular < last ? regular : last;
   }
 
-  // Calls move(map index, address, x, y) for the parts of a box: 64 rows of 128 bytes of the tile, swizzled.
-  template <class Move>
-  __forceinline__ void for_parts(const GemmDenseSm90Work& work, int box, unsigned address, const Move& move) const {
-    const int row = first_row() + box / kBoxes * 64;
-    const int column = (work.column + first_tile_of(box) * 8) * (kIsFloat ? 2 : 1);  // of 16 bits
-    if constexpr (kGrouped) {
-#pragma unroll
-      for (int i = 0; i < 64 / kGroupRows; ++i) {
-        move(row / kGroupRows + i, address + i * kGroupRows * 128, column, work.row / 8);
-      }
-    } else {
-      move(0, address, column, work.row + row);
-    }
+  // Of a box: 64 rows of 128 bytes of the tile, swizzled. Columns are of 16 bits.
+  __forceinline__ int box_row(const GemmDenseSm90Work& work, int box) const {
+    return work.row + first_row() + box / kBoxes * 64;
+  }
+  __forceinline__ int box_column(const GemmDenseSm90Work& work, int box) const {
+    return (work.column + first_tile_of(box) * 8) * kWords;
+  }
+  static __forceinline__ int map_of(const GemmDenseSm90Work& work) {
+    return config.strided == kStridedM ? work.residue : 0;
   }
   __forceinline__ void store_box(const GemmDenseSm90Work& work, int box, unsigned address,
                                  const TensorMap* maps) const {
-    for_parts(work, box, address,
-              [&](int map, unsigned from, int x, int y) { tma_store(maps[map], from, x, y, work.layer, 0); });
+    int column = box_column(work, box);
+    if constexpr (config.edges) {
+      if (column < 0) return;  // store_edges stores it: the map begins with the first whole chunk of a row
+      const int shift = p.out_shift[work.residue];
+      column += shift > 0 ? shift - 8 : 0;
+    }
+    tma_store(maps[map_of(work)], address, column, box_row(work, box), work.layer, 0);
   }
   // Of the box that will use buffer `index`, which is the next one or the one after it.
   __forceinline__ void load_staged(const GemmDenseSm90Work& work, int box, int index) const {
     if (!issues()) return;
     tma_store_wait_group_read<1>();
     mbarrier_arrive_expect_tx(loaded_barrier(index), gemm_sm90::kStagingBytes);
-    for_parts(work, box, buffer_address(index), [&](int map, unsigned to, int x, int y) {
-      tma_load(to, p.staged[map], loaded_barrier(index), x, y, work.layer, 0);
-    });
+    tma_load(buffer_address(index), p.staged[map_of(work)], loaded_barrier(index), box_column(work, box),
+             box_row(work, box), work.layer, 0);
   }
 
   // Addresses in a box of a lane's part of two tiles of 8 columns (stmatrix, ldmatrix), and of one of fp32.
@@ -240,15 +261,39 @@ struct GemmDenseSm90Consumer {
   // The warp's rows of a box, of which the group has only the first `rows`, to rows at multiples of 16 bytes.
   __forceinline__ void store_some_rows(const GemmDenseSm90Work& work, int box, unsigned address,
                                        const GemmMatrix& matrix, int rows) const {
-    const int first = (work.column + first_tile_of(box) * 8) * (kIsFloat ? 2 : 1);
+    const int first = box_column(work, box);
     const int column = lane % 8 * 8;
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       const int in_box = warp * 16 + i * 4 + lane / 8;
       Bits16* to = row_of(matrix, work, work.row + first_row() + box / kBoxes * 64 + in_box) + first + column;
-      const bool exists = in_box < rows && first + column < p.n * (kIsFloat ? 2 : 1);
+      const bool exists = in_box < rows && first + column < p.n * kWords;
       if (exists) store_16(to, load_shared_16(element_address(address, in_box, column)));
     }
+  }
+
+  // What rows of out have before and behind their whole chunks of 16 bytes, and the chunks of a box that begins before them.
+  // Two lanes share a row of the warp's 16.
+  __forceinline__ void store_edges(const GemmDenseSm90Work& work, int box, unsigned address) const {
+    const int first = box_column(work, box), end = p.n * kWords - first;  // elements of 16 bits
+    const int shift = p.out_shift[work.residue];
+    const int partial = (p.n * kWords + shift) / 8 * 8 - shift - first;  // the first element behind the whole chunks
+    const bool has_head = first < 0, has_tail = partial < end && partial < 64;
+    if (!has_head && !has_tail) return;
+    const int in_box = warp * 16 + lane % 16, half = lane / 16;
+    const int row = out_row(work, first_row() + box / kBoxes * 64 + in_box);
+    if (row >= work.end_row) return;
+    Bits16* to = row_of(p.epilogue.out, work, row) + first;
+    if (has_head) {
+#pragma unroll 1
+      for (int chunk = 1 + half; chunk < min(kOutColumns * kWords, 64) / 8 && chunk * 8 < partial; chunk += 2) {
+        store_16(to + chunk * 8, load_shared_16(element_address(address, in_box, chunk * 8)));
+      }
+    }
+    const int begin = half == 0 ? max(-first, 0) : max(partial, 0);
+    const int stop = half == 0 ? (has_head ? 8 : 0) : min(end, 64);
+#pragma unroll 1
+    for (int e = begin; e < stop; ++e) to[e] = load_shared_2(element_address(address, in_box, e));
   }
 
   // Copies the warp's 16 rows of a box to rows of a matrix that start anywhere, in 16-byte stores. Eight lanes share a row.
@@ -256,9 +301,8 @@ struct GemmDenseSm90Consumer {
   // together, one for each lane.
   __forceinline__ void store_rows(const GemmDenseSm90Work& work, int box, unsigned address,
                                   const GemmMatrix& matrix) const {
-    constexpr int kWords = kIsFloat ? 2 : 1;  // of 16 bits, in an element
     const int chunk = lane % 8;
-    const int first = (work.column + first_tile_of(box) * 8) * kWords;
+    const int first = box_column(work, box);
     const int end = min(p.n, work.column + kOutColumns) * kWords - first;  // elements of the box that exist
     Bits16* to[4];
     int shift[4];
@@ -302,9 +346,8 @@ struct GemmDenseSm90Consumer {
   // The reverse: what does not exist is loaded as zeros.
   __forceinline__ void load_rows(const GemmDenseSm90Work& work, int box, unsigned address,
                                  const GemmMatrix& matrix) const {
-    constexpr int kWords = kIsFloat ? 2 : 1;
     const int chunk = lane % 8;
-    const int first = (work.column + first_tile_of(box) * 8) * kWords;
+    const int first = box_column(work, box);
     const int end = p.n * kWords - first;
     Words4 own[4], behind[4];
     int shift[4];
@@ -432,6 +475,7 @@ struct GemmDenseSm90Consumer {
           if constexpr (config.staged == kStagedPreactivation) tma_store_commit_group();
           tma_store_commit_group();
         }
+        if constexpr (config.edges) store_edges(work, box, out);
         if (!whole) {
           if constexpr (config.staged == kStagedPreactivation) {
             store_some_rows(work, box, extra, p.epilogue.preactivation, rows_left);

@@ -10,9 +10,10 @@ template <GemmDenseSm90Config config>
 using GemmDenseSm90ParamsOf = GemmDenseSm90Params<gemm_sm90::m_groups(config), gemm_sm90::k_groups(config)>;
 
 struct GemmDenseSm90Work {
-  int row;      // first row of the tile
+  int row;      // first row of the tile; kStridedM: among those with its residue
   int end_row;  // rows of out from here on do not exist, or are of another group
-  int column;   // first column of out
+  int column;   // first column of out; below 0 if rows of out are shifted
+  int residue;  // kStridedM, kStridedK: the index of its rows, or terms, modulo 8; else 0
   int group;
   int layer;                 // of out
   int first_step, end_step;  // of K
@@ -30,6 +31,7 @@ struct GemmDenseSm90Tiles {
   unsigned index = blockIdx.x / config.cluster;
   int group = 0;       // ragged rows: the one of the last tile
   unsigned first = 0;  // and the index of its first tile
+  int steps_done = 0;  // kStridedK: of the part `index`
 
   static __forceinline__ GroupRange range_of(const Params& p, int group, int rows) {
     GroupRange range = group_range(p.offsets, group, rows);
@@ -45,7 +47,7 @@ struct GemmDenseSm90Tiles {
     TileOrder order = p.order;
     unsigned tile = index;
     GroupRange range = {0, p.m};
-    work.group = work.layer = 0;
+    work.group = work.layer = work.residue = 0;
     work.first_k = 0;
     work.end_k = p.k;
     if constexpr (config.grouping == kRaggedRows) {
@@ -77,7 +79,21 @@ struct GemmDenseSm90Tiles {
       // An empty group has one step, all of whose terms are cleared.
       work.end_step = max(1, (terms.end - terms.begin + gemm_sm90::kBlockK - 1) / gemm_sm90::kBlockK);
     }
-    if constexpr (config.split) {  // partial sums of a tile are adjacent work
+    // The steps of a tile's groups of terms, one after the other, are divided into parts. Where a part has steps of several
+    // groups, each is work of its own: its sums are shifted differently. Layers are numbered in this order, with a gap
+    // where a part and a group begin together.
+    if constexpr (config.strided == kStridedK) {
+      tile = index / p.splits;
+      const int part = static_cast<int>(index - tile * p.splits);
+      const int end = min((part + 1) * p.k_steps_per_split, gemm_sm90::kRowGroups * p.k_steps);
+      const int at = part * p.k_steps_per_split + steps_done;
+      work.residue = at / p.k_steps;
+      work.layer = part + work.residue;
+      work.first_step = at - work.residue * p.k_steps;
+      work.end_step = min(work.first_step + end - at, p.k_steps);
+      const int steps = work.end_step - work.first_step;
+      steps_done = at + steps < end ? steps_done + steps : 0;
+    } else if constexpr (config.split) {  // partial sums of a tile are adjacent work
       tile = index / p.splits;
       work.layer = static_cast<int>(index - tile * p.splits);
       work.first_step = work.layer * p.k_steps_per_split;
@@ -85,11 +101,18 @@ struct GemmDenseSm90Tiles {
     }
     const TilePosition at = tile_position(order, tile);
     unsigned row = at.row;
-    if constexpr (config.cluster > 1) row = row * config.cluster + cluster_cta_rank();
+    if constexpr (config.strided == kStridedM) {  // tiles of the same rows of memory are adjacent
+      work.residue = static_cast<int>(row % gemm_sm90::kRowGroups);
+      row /= gemm_sm90::kRowGroups;
+    }
+    unsigned column = at.column;
+    if constexpr (config.cluster > 1) (config.shares_a ? column : row) *= config.cluster;
+    if constexpr (config.cluster > 1) (config.shares_a ? column : row) += cluster_cta_rank();
     work.row = range.begin + static_cast<int>(row) * config.block_m;
     work.end_row = range.end;
-    work.column = static_cast<int>(at.column) * gemm_sm90::out_columns(config);
-    index += gridDim.x / config.cluster;
+    work.column = static_cast<int>(column) * gemm_sm90::out_columns(config);
+    if constexpr (config.edges) work.column -= p.out_shift[work.residue];
+    if (config.strided != kStridedK || steps_done == 0) index += gridDim.x / config.cluster;
     return true;
   }
 };

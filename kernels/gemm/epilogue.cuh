@@ -95,7 +95,7 @@ __forceinline__ void store_pair(void* data, Index at, float v0, float v1, bool f
 }
 
 // The epilogue of a lane's part of an accumulator tile (ptx/mma.cuh): columns `column` and the next in rows[0] (values 0
-// and 1) and in rows[1] (values 2 and 3). Rows from `m` and columns from `n` on do not exist.
+// and 1) and in rows[1] (values 2 and 3). Rows from `m` on and columns from `n` on or below 0 do not exist.
 template <GemmEpilogueConfig config>
 struct GemmEpilogue {
   const GemmEpilogueParams& p;
@@ -112,7 +112,8 @@ struct GemmEpilogue {
   template <bool stores, int staged>
   __forceinline__ void apply(float (&x)[4], const float (&gate)[4], float (&extra)[4], const int (&rows)[2],
                              int column) const {
-    const bool first = column < n, second = column + 1 < n;
+    const bool first = static_cast<unsigned>(column) < static_cast<unsigned>(n);
+    const bool second = static_cast<unsigned>(column + 1) < static_cast<unsigned>(n);
     float bias[2] = {}, gate_bias[2] = {};
     if constexpr (config.bias) {
       const Index at = column + (config.grouped ? group * p.bias_group_stride : 0);

@@ -194,8 +194,9 @@ def attention(
     max_seqlen_q, max_seqlen_k   optional: the longest sequences
     attention_chunk   a query at position x sees only keys of its chunk, x // attention_chunk; 0: all. No gradient
 
-    precision         "fp8": q, k and v are rounded to e4m3 with a scale for each head of a sequence, and the forward
-                      runs on these; gradients are computed in q's type, on the rounded values. "fp8_rotated":
+    precision         "fp8": q, k and v are rounded to e4m3, with a scale for each head of a sequence or each block of its
+                      rows, and the forward runs on these; gradients are computed in q's type, on values rounded with
+                      a scale for each head, which differ below 2^-14 of its largest one. "fp8_rotated":
                       q and k are multiplied by a random-sign Hadamard matrix before they are rounded. "fp8_residual":
                       what rounding takes from the 8 largest key channels of a head is kept; no gradient. A tuple:
                       the first that is served, with a warning if that is not the first

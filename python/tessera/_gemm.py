@@ -10,11 +10,11 @@ from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, refuse_forwar
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_tanh": 3, "gelu": 4}
 A_TRANSPOSED, B_TRANSPOSED = 1, 2
 # Options of _native.gemm: bindings/torch/gemm.cc.
-_GROUPED, _PREACTIVATION, _OUT_FP32, _INTERLEAVED = 1, 2, 4, 8
+_GROUPED, _PREACTIVATION, _OUT_FP32, _INTERLEAVED, _PADDED = 1, 2, 4, 8, 16
 
 lib.define(
     "gemm(Tensor a, Tensor b, Tensor? bias, Tensor? gate, Tensor? gate_bias, Tensor? saved, Tensor? residual, "
-    "int activation, int flags, bool out_fp32) -> Tensor",
+    "int activation, int flags, bool out_fp32, bool padded=False) -> Tensor",
     tags=_TAGS,
 )
 lib.define(
@@ -39,9 +39,10 @@ def _rows(tensor):
     return tensor.contiguous()
 
 
-def _gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32):
+def _gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32, padded=False):
     tensors = map(_rows, (a, b, bias, gate, gate_bias, saved, residual))
-    return _native.gemm(*tensors, None, activation, flags, _OUT_FP32 if out_fp32 else 0)
+    options = (_OUT_FP32 if out_fp32 else 0) | (_PADDED if padded else 0)
+    return _native.gemm(*tensors, None, activation, flags, options)
 
 
 def _linear(x, weight, bias, residual, activation):
@@ -83,10 +84,14 @@ for _name, _function in _IMPLEMENTATIONS.items():
     lib.impl(_name, refuse_vmap, "FuncTorchBatched")
 
 
-def _fake_gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32):
+def _fake_gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32, padded=False):
     m = a.shape[1] if flags & A_TRANSPOSED else a.shape[0]
     n = b.shape[1] if flags & B_TRANSPOSED else b.shape[0]
-    return a.new_empty((m, n), dtype=torch.float32 if out_fp32 else a.dtype)
+    dtype = torch.float32 if out_fp32 else a.dtype
+    if not padded:
+        return a.new_empty((m, n), dtype=dtype)
+    whole = 128 // dtype.itemsize
+    return a.new_empty_strided((m, n), ((n + whole - 1) // whole * whole, 1), dtype=dtype)
 
 
 def _fake_linear(x, weight, bias, residual, activation):
@@ -331,18 +336,19 @@ def gemm(
     saved=None,
     residual=None,
     out_dtype=None,
+    padded=False,
 ):
     """The C function of that name (docs/contract.md): A B with an epilogue, without gradients.
 
     a: [M, K], or [K, M] if transpose_a; b and gate: [N, K], or [K, N] if transpose_b; out_dtype: a's (default) or
-    torch.float32.
+    torch.float32. padded: rows of the result start at multiples of 128 bytes, whatever their length.
     """
     if out_dtype not in (None, a.dtype, torch.float32):
         raise Error(f"out_dtype is {out_dtype}; {a.dtype} and torch.float32 are accepted")
     flags = (A_TRANSPOSED if transpose_a else 0) | (B_TRANSPOSED if transpose_b else 0)
     out_fp32 = out_dtype == torch.float32 and a.dtype != torch.float32
     return torch.ops.tessera.gemm(
-        a, b, bias, gate, gate_bias, saved, residual, _activation(activation), flags, out_fp32
+        a, b, bias, gate, gate_bias, saved, residual, _activation(activation), flags, out_fp32, padded
     )
 
 

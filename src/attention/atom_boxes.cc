@@ -61,4 +61,13 @@ Status atom_boxes(const TensorView& view, const TensorExtents& of, int rows, int
   return {};
 }
 
+Status encode_all(const AtomBoxes& boxes, AtomMaps& maps) {
+  for (const cuda::TensorBox& box : boxes) {
+    const auto map = cuda::encode(box);
+    if (!map.ok()) return map.status();
+    maps.by_width[map_index(static_cast<int>(box.columns))] = *map;
+  }
+  return {};
+}
+
 }  // namespace tessera::attention

@@ -38,5 +38,7 @@ std::int64_t cache_pitch(const AttentionProblem& problem, const TensorView& view
 // queries; heads are then the second axis. TESSERA_UNSUPPORTED if a packed tensor has too little memory before it.
 Status atom_boxes(const TensorView& view, const TensorExtents& of, int rows, int min_atom, AtomBoxes& boxes,
                   std::int64_t pack_gqa = 0);
+// The boxes as maps for a kernel. The driver makes them only if a context is current.
+Status encode_all(const AtomBoxes& boxes, AtomMaps& maps);
 
 }  // namespace tessera::attention

@@ -122,6 +122,8 @@ std::int64_t columns_per_batch(const AttentionProblem& p, const AttentionBackwar
 int sums_block_k(const AttentionBackwardSm90Config& config) { return config.splits_group ? block_k_of(config) : 0; }
 // Of those of dQ.
 int sums_block_q(const AttentionBackwardSm90Config& config) { return config.writes_dq ? 0 : config.block_q; }
+// If key tiles take turns, the last one writes dQ.
+bool converts_dq(const AttentionBackwardSm90Config& config) { return !config.writes_dq && !config.deterministic; }
 }  // namespace
 
 Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const AttentionArgs& args,
@@ -141,7 +143,7 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
                                             const AttentionBackwardSm90Config& config) {
   return hopper_backward_workspace(problem, "attention_backward_sm90", sums_block_q(config), block_k_of(config),
-                                   config.splits_group);
+                                   config.splits_group, config.deterministic);
 }
 
 namespace {
@@ -174,9 +176,10 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   if (!work.ok()) return work.status();
   const auto boxes = backward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
-  const BackwardBuffers buffers =
-      backward_buffers(args.problem, sums_block_q(config), sums_block_k(config), launch.workspace);
+  const BackwardBuffers buffers = backward_buffers(args.problem, sums_block_q(config), sums_block_k(config),
+                                                   config.deterministic, launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
+  if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
   params.dq = args.dq.data;
   params.dq_strides = strides_of(args.dq);
   params.lse_log2 = buffers.lse_log2.data;
@@ -197,7 +200,7 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   }
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
   if (Status s = cuda::launch(*launch.kernels[1], *work, launch.stream); !s.ok()) return s;
-  if (!config.writes_dq) {
+  if (converts_dq(config)) {
     Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, config.block_q, launch.stream);
     if (!s.ok()) return s;
   }
@@ -212,6 +215,12 @@ constexpr double kMissing = 0.4;
 std::vector<Config> configs_for(const AttentionProblem& p) {
   auto configs = backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
                                        p.deterministic, p.seq_k, has_score_mod(p));
+  // Without convert, short sequences are faster.
+  if (!configs.empty() && !p.deterministic && !configs.front().writes_dq) {
+    configs.push_back(backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
+                                            is_masked(p), true, p.seq_k, has_score_mod(p))
+                          .front());
+  }
   // Sums of dK and dV have no fixed order.
   if (!configs.empty() && p.heads_q > p.heads_kv && !p.deterministic) {
     configs.push_back(configs.front());
@@ -246,13 +255,15 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     const double rows = static_cast<double>(ceil_div(p.seq_q, config.block_q) * config.block_q);
     const GroupSplit split =
         config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing) : GroupSplit{};
-    offers.push_back({engine::main_config(config), *workspace,
-                      predicted_backward_time(p, device, rows, kRate) * split.relative_time,
-                      format("computes {:.3g} rows per head; dQ {}{}", rows,
-                             config.writes_dq       ? "written by the one CTA that has all keys"
-                             : config.deterministic ? "summed in fp32 by atomics, in a fixed order"
-                                                    : "summed in fp32 by atomics, in any order",
-                             split_text(split))});
+    offers.push_back(
+        {engine::main_config(config), *workspace,
+         predicted_backward_time(p, device, rows, kRate) * split.relative_time *
+             (config.deterministic && !p.deterministic ? relative_time_of_turns(p, device, block_k_of(config)) : 1),
+         format("computes {:.3g} rows per head; dQ {}{}", rows,
+                config.writes_dq       ? "written by the one CTA that has all keys"
+                : config.deterministic ? "summed in fp32 by atomics, in a fixed order"
+                                       : "summed in fp32 by atomics, in any order",
+                split_text(split))});
   }
   return offers;
 }
@@ -264,7 +275,7 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
     Recipe recipe;
     recipe.problem = p;
     recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))}, {"main", main_kernel(config)}};
-    if (!config.writes_dq || config.splits_group) {
+    if (converts_dq(config) || config.splits_group) {
       recipe.steps.push_back({"convert", instance_of(convert_config(config.dtype, 8))});
     }
     recipe.workspace = *workspace;

@@ -34,12 +34,13 @@ struct Workspace {
   std::int64_t sums;
   std::int64_t dk_sums;
   std::int64_t dv_sums;
-  std::int64_t turns;         // unsigned [rows of the sums / block_q], if they are added in a fixed order
-  std::int64_t zeroed_bytes;  // from the sums on
-  std::int64_t bytes;         // LLONG_MAX if the sizes overflow
+  std::int64_t turns;  // unsigned [rows of the sums / block_q], if they are added to in a fixed order
+  std::int64_t zeroed;
+  std::int64_t zeroed_bytes;
+  std::int64_t bytes;  // LLONG_MAX if the sizes overflow
 };
 
-Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k) {
+Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k, bool ordered) {
   constexpr std::int64_t kAlignment = 256;
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const auto aligned = [](std::int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
@@ -59,22 +60,22 @@ Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k) {
   at.dk_sums = at.sums + sums * kFloat;
   at.dv_sums = at.dk_sums + key_rows * p.dim_qk * kFloat;
   at.turns = at.dv_sums + key_rows * p.dim_v * kFloat;
-  at.zeroed_bytes = at.turns - at.sums;
-  if (p.deterministic && block_q > 0) {
-    at.zeroed_bytes += ceil_div(sums / p.dim_qk / block_q * static_cast<std::int64_t>(sizeof(unsigned)), 16) * 16;
-  }
-  at.bytes = at.sums + aligned(at.zeroed_bytes);
+  at.zeroed = ordered ? at.turns : at.sums;
+  // Only sums are added to in an order: then block_q is not 0.
+  at.zeroed_bytes = ordered ? ceil_div(sums / p.dim_qk / block_q * static_cast<std::int64_t>(sizeof(unsigned)), 16) * 16
+                            : at.turns - at.sums;
+  at.bytes = at.sums + aligned(at.zeroed - at.sums + at.zeroed_bytes);
   return at;
 }
 
 }  // namespace
 
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k) {
-  return workspace_of(problem, block_q, block_k).bytes;
+std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k, bool ordered) {
+  return workspace_of(problem, block_q, block_k, ordered).bytes;
 }
 
-BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int block_k, void* workspace) {
-  const Workspace at = workspace_of(p, block_q, block_k);
+BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int block_k, bool ordered, void* workspace) {
+  const Workspace at = workspace_of(p, block_q, block_k, ordered);
   const auto place = [&](std::int64_t offset) {
     return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
   };
@@ -85,18 +86,19 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int blo
           {place(at.sums), query_sum_rows(p, block_q)},
           {block_k > 0 ? place(at.dk_sums) : nullptr, key_sum_rows(p, block_k)},
           {block_k > 0 ? place(at.dv_sums) : nullptr, key_sum_rows(p, block_k)},
-          p.deterministic && block_q > 0 ? reinterpret_cast<unsigned*>(place(at.turns)) : nullptr,
+          ordered ? reinterpret_cast<unsigned*>(place(at.turns)) : nullptr,
+          place(at.zeroed),
           at.zeroed_bytes};
 }
 
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
-                                              int block_k, bool splits_group) {
+                                              int block_k, bool splits_group, bool ordered) {
   if (!fits_a_grid(ceil_div(problem.seq_k, block_k), problem, splits_group ? problem.heads_q : problem.heads_kv) ||
       !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
       (splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
     return Status(TESSERA_UNSUPPORTED, format("{}: more rows than one grid can cover", kernel));
   }
-  const std::int64_t bytes = backward_bytes(problem, block_q, splits_group ? block_k : 0);
+  const std::int64_t bytes = backward_bytes(problem, block_q, splits_group ? block_k : 0, ordered);
   if (bytes == LLONG_MAX) return Status(TESSERA_UNSUPPORTED, format("{}: its workspace cannot be addressed", kernel));
   return static_cast<std::size_t>(bytes);
 }
@@ -120,7 +122,7 @@ Status enqueue_preprocess(const cuda::Kernel& kernel, const AttentionArgs& args,
   preprocess.d_lse = args.d_lse;
   preprocess.delta = buffers.delta;
   preprocess.lse_log2 = buffers.lse_log2;
-  preprocess.zeroed = buffers.sums.data;
+  preprocess.zeroed = buffers.zeroed;
   preprocess.zeroed_bytes = buffers.zeroed_bytes;
   const auto work = preprocess_work(preprocess, preprocess_config(p.dtype, vector_of(p)));
   if (!work.ok()) return work.status();
@@ -137,6 +139,12 @@ double predicted_backward_time(const AttentionProblem& p, const engine::Device& 
   const double rate = portable_rate(device) * kOfForwardRate * 64.0 /
                       static_cast<double>(std::max<std::int64_t>({p.dim_qk, p.dim_v, 1}));
   return kSteps + scores / (rate * relative);
+}
+
+double relative_time_of_turns(const AttentionProblem& p, const engine::Device& device, int block_k) {
+  const std::int64_t tiles = ceil_div(p.seq_k, block_k);
+  const bool fills = saturating_product(tiles, p.batch, p.heads_kv) >= 2 * device.multiprocessors;
+  return tiles <= kFewKeyTiles && fills && p.heads_q == p.heads_kv ? 0.9 : 1.1;
 }
 
 std::string split_text(const GroupSplit& split) {

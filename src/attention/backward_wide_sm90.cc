@@ -84,6 +84,10 @@ namespace {
 std::vector<Config> configs_for(const AttentionProblem& p) {
   std::vector<Config> configs = {backward_wide_sm90_config(
       p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p), p.deterministic, has_score_mod(p))};
+  if (!p.deterministic) {  // without convert, short sequences are faster
+    configs.push_back(backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
+                                                is_masked(p), true, has_score_mod(p)));
+  }
   // Sums of dK and dV have no fixed order.
   if (p.heads_q > p.heads_kv && !p.deterministic) {
     configs.push_back(configs.front());
@@ -102,7 +106,7 @@ cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args, c
 
 Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& config) {
   return hopper_backward_workspace(problem, "attention_backward_wide_sm90", kBackwardWideTile, kBackwardWideTile,
-                                   config.splits_group);
+                                   config.splits_group, config.deterministic);
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
@@ -133,8 +137,12 @@ Status encode(const TensorView& view, const TensorExtents& extents, TensorMap& m
 Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
   cuda::Work<AttentionBackwardWideSm90Params> work = work_of(args, config, part_heads);
-  const BackwardBuffers buffers = backward_buffers(p, kBackwardWideTile, sums_block_k(config), launch.workspace);
+  const BackwardBuffers buffers =
+      backward_buffers(p, kBackwardWideTile, sums_block_k(config), config.deterministic, launch.workspace);
   AttentionBackwardWideSm90Params& params = work.params;
+  if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
+  params.dq = args.dq.data;
+  params.dq_strides = strides_of(args.dq);
   params.lse_log2 = buffers.lse_log2.data;
   params.delta = buffers.delta.data;
   params.row_strides = strides_of(buffers.delta);
@@ -153,6 +161,7 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   }
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
   if (Status s = cuda::launch(*launch.kernels[1], work, launch.stream); !s.ok()) return s;
+  if (config.deterministic) return {};  // the last key tile of a query tile wrote dQ
   Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, kBackwardWideTile, launch.stream);
   if (!s.ok() || !config.splits_group) return s;
   return enqueue_convert_keys(*launch.kernels[2], args, buffers.dk_sums, buffers.dv_sums, kBackwardWideTile,
@@ -183,10 +192,12 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     const double rows = static_cast<double>(ceil_div(p.seq_q, kBackwardWideTile) * kBackwardWideTile);
     const GroupSplit split =
         config.splits_group ? split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0) : GroupSplit{};
-    offers.push_back({engine::main_config(config), *workspace,
-                      predicted_backward_time(p, device, rows, kRate) * split.relative_time,
-                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
-                             config.deterministic ? "a fixed" : "any", split_text(split))});
+    offers.push_back(
+        {engine::main_config(config), *workspace,
+         predicted_backward_time(p, device, rows, kRate) * split.relative_time *
+             (config.deterministic && !p.deterministic ? relative_time_of_turns(p, device, kBackwardWideTile) : 1),
+         format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
+                config.deterministic ? "a fixed" : "any", split_text(split))});
   }
   return offers;
 }
@@ -197,9 +208,8 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
     if (!workspace.ok() || engine::main_config(config) != named) continue;
     Recipe recipe;
     recipe.problem = p;
-    recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))},
-                    {"main", main_kernel(config)},
-                    {"convert", instance_of(convert_config(config.dtype, 8))}};
+    recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))}, {"main", main_kernel(config)}};
+    if (!config.deterministic) recipe.steps.push_back({"convert", instance_of(convert_config(config.dtype, 8))});
     recipe.workspace = *workspace;
     const int part_heads =
         config.splits_group ? split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0).part_heads : 0;

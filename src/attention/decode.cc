@@ -103,6 +103,9 @@ Config with_boxes(Config config, const AttentionProblem& p, const Device& device
   if (p.fp8_cache && wide && config.ctas_per_sm > 1 && (config.append || config.row_warps > 1)) return config;
   Config boxes = config;
   boxes.box_rows = box_rows_of(p, device, config.block_k);
+  // Pages smaller than a tile: two stages leave L1 more room, which has the page numbers.
+  const bool small_pages = boxes.box_rows > 0 && boxes.box_rows < config.block_k;
+  if (small_pages && wide && config.row_warps == 1 && config.ctas_per_sm > 1) boxes.stages = 2;
   return fits(boxes, device) ? boxes : config;
 }
 
@@ -138,14 +141,16 @@ std::int64_t columns_of(const AttentionProblem& p, const Config& config) {
 }
 
 // One launch instead of two, if a cluster for each row block of each key head fits the GPU at once. A CTA has an SM to
-// itself, because two of a cluster on one SM would share its bandwidth.
+// itself, because two of a cluster on one SM would share its bandwidth. A cluster is inside a GPC, and GPCs have SMs to
+// spare: of an H200's 132, clusters of four reach 120 at once, and one cluster more takes twice the time.
 std::optional<Config> cluster_config(const AttentionProblem& p, const Device& device) {
   Config config = default_config(p, device);
   // The number of sequences decides, so that a result would depend on the rest of the batch.
   if (device.compute < 90 || config.stages == 1 || p.batch_invariant) return std::nullopt;
   const std::int64_t columns = saturating_product(p.batch, columns_of(p, config));
   config.cluster = kLargestCluster;
-  while (config.cluster > 1 && columns * config.cluster > device.multiprocessors) config.cluster /= 2;
+  const std::int64_t reached = std::int64_t{device.multiprocessors} * 7 / 8;
+  while (config.cluster > 1 && columns * config.cluster > reached) config.cluster /= 2;
   config.box_rows = 0;
   const int keys = !p.fp8_cache ? 32 : config.dim_qk <= 128 && config.dim_v <= 128 ? 64 : 16;
   config = with_boxes(first_that_fits(config, device, {{4, keys, 2, 1}, {4, std::max(16, keys / 2), 2, 1}}), p, device);
@@ -157,11 +162,11 @@ std::optional<Config> cluster_config(const AttentionProblem& p, const Device& de
 std::optional<Config> whole_config(const AttentionProblem& p, const Device& device) {
   const Config config = default_config(p, device);
   const int dim = std::max(config.dim_qk, config.dim_v);
-  if (device.compute < 90 || p.batch_invariant || p.paged || p.fp8_cache || config.stages == 1) return std::nullopt;
+  if (device.compute < 90 || p.batch_invariant || p.paged || config.stages == 1) return std::nullopt;
   if (config.row_warps > 1 || dim <= 64 || dim > 128 || config.box_rows > 0) return std::nullopt;
   const std::int64_t blocks = saturating_product(p.batch, columns_of(p, config));
   if (blocks > device.multiprocessors || 10 * blocks < 9 * std::int64_t{device.multiprocessors}) return std::nullopt;
-  const Config whole = with_shape(config, {8, 16, 3, 1});
+  const Config whole = with_shape(config, p.fp8_cache ? Shape{8, 32, 2, 1} : Shape{8, 16, 3, 1});
   return fits(whole, device) ? std::optional(whole) : std::nullopt;
 }
 
@@ -274,7 +279,9 @@ jit::KernelInstance combine_kernel(const Config& main) {
 
 DecodeSchedule schedule_of(const Config& config, const AttentionArgs& args, int multiprocessors) {
   const AttentionProblem& p = args.problem;
-  const auto page_size = static_cast<std::uint64_t>(p.page_size);
+  // New keys are refused if the table, in device memory, has no page for them.
+  const bool from_host = !args.cache_seqlens && !args.leftpad_k && !args.cache_batch_idx && !args.rotary_seqlens &&
+                         !(p.paged && p.seq_new > 0);
   return {.cache_seqlens = args.cache_seqlens,
           .leftpad_k = args.leftpad_k,
           .cache_batch_idx = args.cache_batch_idx,
@@ -288,14 +295,15 @@ DecodeSchedule schedule_of(const Config& config, const AttentionArgs& args, int 
           .cache_rows = static_cast<int>(std::min<std::int64_t>(p.cache_rows, INT_MAX)),
           .seq_new = static_cast<int>(p.seq_new),
           .rotary_rows = p.rotary_dim > 0 ? static_cast<int>(std::min<std::int64_t>(p.rotary_rows, kUnbounded)) : 0,
-          .page_size = static_cast<int>(p.page_size),
-          .page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1,
+          .page_size = divisor(static_cast<unsigned>(std::max<std::int64_t>(1, p.page_size))),
           .num_pages = static_cast<int>(std::min<std::int64_t>(p.num_pages, INT_MAX)),
           .tile_shift = std::countr_zero(static_cast<unsigned>(config.block_k)),
           .unit_shift = std::countr_zero(static_cast<unsigned>(unit_tiles(p, config))),
           .every_unit = p.batch_invariant ? 1 : 0,
           .most_units = static_cast<int>(units_of(p, config)),
           .end_cost = end_cost(p, config, multiprocessors),
+          .equal = from_host || p.batch == 1 ? 1 : 0,
+          .from_host = from_host ? 1 : 0,
           .ctas = divisor(static_cast<unsigned>(ctas_of(p, config, multiprocessors))),
           .band = band_of(p)};
 }
@@ -386,7 +394,10 @@ Status enqueue(const Config& config, const AttentionArgs& args, const engine::La
   }
   const cuda::Grid grid{static_cast<unsigned>(ctas), 1, 1};
   Status status = cuda::launch(*launch.kernels[0], cuda::Work<AttentionDecodeParams>{params, grid}, launch.stream);
-  if (!status.ok() || is_whole(p, config)) return status;
+  // At equal lengths, CTAs that have whole row blocks leave no partial result either.
+  const bool whole_blocks =
+      params.schedule.from_host == 1 && !p.batch_invariant && p.batch * params.schedule.columns % ctas == 0;
+  if (!status.ok() || whole_blocks || is_whole(p, config)) return status;
 
   DecodeCombineParams combine = {};
   combine.schedule = params.schedule;
@@ -513,6 +524,8 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   if (device.compute == 89) return list;  // the rest is the same code as sm_86's
   if (device.compute == 90) {
     for (const int dim : {64, 80, 128, 256}) add(dim, 4, false, true);
+    add(128, 4, false, true);
+    list.back().batch = 16;
     add(128, 64, true, true);
   }
   for (const int dim : {64, 80, 256}) add(dim, 4, false);

@@ -53,7 +53,7 @@ Status enqueue(const Config& config, const AttentionArgs& given, const engine::L
     const Rounding rounding = rounding_of(given.problem, false);
     if (Status s = cuda::zero(kernel.device, launch.workspace, rounding.scales, launch.stream); !s.ok()) return s;
     auto rounded =
-        enqueue_rounding(given, rounding, kernel, static_cast<char*>(launch.workspace), false, launch.stream);
+        enqueue_rounding(given, rounding, kernel, static_cast<char*>(launch.workspace), nullptr, launch.stream);
     if (!rounded.ok()) return rounded.status();
     args = *rounded;
   }

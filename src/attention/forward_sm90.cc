@@ -45,6 +45,7 @@ constexpr ForwardSm90Tile forward_sm90_tile(int dim_qk, int dim_v, bool score_mo
 }
 
 // For hundreds of keys: small key tiles compute fewer scores that are not needed.
+constexpr std::int64_t kShortTile = 768;  // up to which it is offered with the dynamic scheduler
 constexpr ForwardSm90Tile short_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   if (score_mod || dim > 128) return {};
@@ -113,6 +114,8 @@ std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int di
   add(forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
   if (masked || std::max(dim_qk, dim_v) > 128) add(forward_sm90_tile(dim_qk, dim_v, score_mod), true, false);
   add(short_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
+  if (longest <= kShortTile && std::max(dim_qk, dim_v) > 96)
+    add(short_forward_sm90_tile(dim_qk, dim_v, score_mod), true, false);
   add(paired_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
   if (longest <= kShort || std::max(dim_qk, dim_v) <= 64) {
     add(small_forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
@@ -223,15 +226,6 @@ jit::KernelInstance main_kernel(const Config& config) {
           .pdl = true};
 }
 
-Status encode_all(const AtomBoxes& boxes, AtomMaps& maps) {
-  for (const cuda::TensorBox& box : boxes) {
-    const auto map = cuda::encode(box);
-    if (!map.ok()) return map.status();
-    maps.by_width[map_index(static_cast<int>(box.columns))] = *map;
-  }
-  return {};
-}
-
 constexpr std::size_t kCounterBytes = 256;  // so that what follows is aligned
 
 std::size_t workspace_of(const AttentionProblem& p, const Config& config) {
@@ -317,10 +311,15 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
   // tiles must be for the balance to be worth it.
   const std::int64_t tile_work = p.seq_k * std::max(p.dim_qk, p.dim_v);
   const bool dynamic_pays = rounds > 4 ? tile_work > 96 * 1024 : rounds > 1 && tile_work > 768 * 1024;
-  // Without a mask, it gained 4 to 7 % at head dim 256 and 512 keys.
-  const bool dynamic_wanted = config.masked ? dynamic_pays : rounds > 4 && tile_work <= 256 * 1024;
+  // Without a mask, it gained 4 to 7 % at head dim 256 and 512 keys. The tile for short sequences gained 1 % by it at head
+  // dim 128, and 3 % with a mask.
+  const std::int64_t dim = std::max(p.dim_qk, p.dim_v);
+  const bool is_short = dim > 96 && dim <= 128 && std::max(p.seq_q, p.seq_k) <= kShortTile && config.consumers == 3 &&
+                        !config.ping_pong && !config.intra_cta_split;
+  const bool dynamic_wanted =
+      config.masked ? dynamic_pays || (is_short && rounds > 4) : rounds > 4 && tile_work <= 256 * 1024;
   const bool even = config.ctas_per_sm > 1 || config.dynamic_scheduler == dynamic_wanted;
-  const double imbalance = even || (!config.masked && std::max(p.dim_qk, p.dim_v) <= 128) ? 1.0 : 1.05;
+  const double imbalance = even || (!config.masked && dim <= 128 && !is_short) ? 1.0 : 1.05;
   // With an intra-CTA split, all consumers wait during a tile's start and end. If there are enough tiles, each consumer
   // should have its own.
   const double shared_rows = config.intra_cta_split && rounds > 1 ? 1.5 : 1.0;

@@ -29,7 +29,7 @@ struct AttentionProblem {
   DType dtype = DType::kFloat32;   // of o if fp8, else of all activations
   bool fp8 = false;                // forward: q, k and v are e4m3, with scales
   bool fp8_cache = false;          // decode: k and v are, with scales per head and sequence, or of all
-  bool rounds_to_fp8 = false;      // forward: q, k and v are rounded to e4m3 first, with a scale for each head
+  bool rounds_to_fp8 = false;      // forward: q, k and v are rounded to e4m3 first, with a scale for each head or less
   bool rotates = false;            // and q and k rotated before that
   bool residuals = false;          // or what rounding takes from their largest channels kept in more columns
   std::int64_t q_scale_block = 0;  // rows of a sequence that share a scale: 64, 128, or 0 for all

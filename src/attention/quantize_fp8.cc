@@ -1,6 +1,7 @@
 #include "attention/quantize_fp8.h"
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cmath>
 #include <vector>
@@ -167,10 +168,12 @@ Status run_on_cpu(const Quantise& q) {
   return {};
 }
 
-// 64 registers a thread: half of them for its part of the tile. Rotations and residuals need more.
+// 64 registers a thread: half of them for its part of the tile. Blocks of k and v need some more, rotations and residuals
+// twice as many.
 int ctas_per_sm(const QuantizeFp8Config& config) {
   constexpr int kMost = 16;
-  return std::clamp((config.rotates || config.residuals ? 512 : 1024) / config.threads, 1, kMost);
+  const int threads = config.rotates || config.residuals ? 512 : config.blocks && config.dim_v > 0 ? 896 : 1024;
+  return std::clamp(threads / config.threads, 1, kMost);
 }
 
 QuantizedTensor quantized_tensor(const QuantizeFp8Config& config, const ToQuantize& t, std::int64_t most_ctas,
@@ -206,16 +209,16 @@ QuantizedTensor quantized_tensor(const QuantizeFp8Config& config, const ToQuanti
   return out;
 }
 
-// group: query heads that share a key head.
+// params: but for the tensors.
 Status enqueue(const QuantizeFp8Config& config, const cuda::Kernel& kernel, const ToQuantize* tensors, int count,
-               unsigned group, cuda::CUstream stream) {
+               const QuantizeFp8Params& params, cuda::CUstream stream) {
   cuda::Work<QuantizeFp8Params> work = {};
+  work.params = params;
   const std::int64_t most_ctas = std::int64_t{kernel.multiprocessors} * ctas_per_sm(config);
   std::int64_t ctas = 0;
   for (int i = 0; i < count; ++i) {
     work.params.tensor[i] = quantized_tensor(config, tensors[i], most_ctas, ctas);
   }
-  work.params.group = group;
   if (ctas >= INT_MAX) return Status(TESSERA_UNSUPPORTED, "quantize_fp8: more rows than one grid can cover");
   if (ctas == 0) return {};
   work.grid = {static_cast<unsigned>(ctas), 1, 1};
@@ -241,6 +244,9 @@ Status run_on_gpu(const Quantise& q, int device, cuda::CUstream stream) {
   if (!allows_vectors(q.x, kAny, kAny, kAny, 2, 8) || !allows_vectors(q.out, kAny, kAny, kAny, q.values ? 2 : 1, 8)) {
     return Status(TESSERA_UNSUPPORTED, "x and out need rows at multiples of 16 and 8 bytes on a GPU");
   }
+  if (q.batch == 0 || q.seq == 0) {  // nothing has the scale 1
+    return cuda::fill(device, q.scale, std::bit_cast<unsigned>(1.0f), q.scales * std::int64_t{sizeof(float)}, stream);
+  }
   QuantizeFp8Config config = quantize_config(q.dtype, q.dim, 0, q.block);
   config.rotates = q.rotates;
   config.values = q.values;
@@ -257,13 +263,13 @@ Status run_on_gpu(const Quantise& q, int device, cuda::CUstream stream) {
                        .heads = q.heads,
                        .per_batch = q.per_batch,
                        .per_head = q.per_head};
-  if (q.block > 0) return enqueue(config, **kernel, &tensor, 1, 1, stream);
+  if (q.block > 0) return enqueue(config, **kernel, &tensor, 1, {}, stream);
   const std::size_t bytes = static_cast<std::size_t>(q.scales) * tensor.found_words * sizeof(unsigned);
   auto found = cuda::StreamBuffer::make(device, bytes, stream);
   if (!found.ok()) return found.status();
   tensor.found = static_cast<unsigned*>(found->data());
   if (Status s = cuda::zero(device, tensor.found, bytes, stream); !s.ok()) return s;
-  if (Status s = enqueue(config, **kernel, &tensor, 1, 1, stream); !s.ok()) return s;
+  if (Status s = enqueue(config, **kernel, &tensor, 1, {}, stream); !s.ok()) return s;
   return found->release();
 }
 
@@ -299,28 +305,32 @@ jit::KernelInstance instance_of(const QuantizeFp8Config& config) {
           .pdl = true};
 }
 
-Rounding rounding_of(const AttentionProblem& p, bool transposes_v) {
+Rounding rounding_of(const AttentionProblem& p, bool transposes_v, int rows) {
   constexpr std::size_t kAlignment = 256;
   const AttentionProblem e4m3 = as_e4m3(p);
   const std::int64_t rows_q = p.varlen ? p.total_q : p.batch * p.seq_q;
   const std::int64_t rows_k = p.varlen ? p.total_k : p.batch * p.seq_k;
   const std::int64_t heads_k = p.batch * p.heads_kv, heads_q = p.batch * p.heads_q;
-  Rounding parts;
+  Rounding parts{.transposes_v = transposes_v, .rows = rows};
   const auto take = [&parts](std::int64_t bytes) {
     const std::size_t at = parts.bytes;
     parts.bytes += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
     return at;
   };
-  parts.found = take((heads_k * found_words(p) + (heads_q + heads_k) * 2) * std::int64_t{sizeof(unsigned)});
-  parts.scales = take((2 * heads_k + heads_q) * std::int64_t{sizeof(float)});
+  if (rows > 0) {
+    parts.scales = take(2 * heads_k * ceil_div(p.seq_k, std::int64_t{rows}) * std::int64_t{sizeof(float)});
+  } else {
+    parts.found = take((heads_k * found_words(p) + (heads_q + heads_k) * 2) * std::int64_t{sizeof(unsigned)});
+    parts.scales = take((2 * heads_k + heads_q) * std::int64_t{sizeof(float)});
+    parts.q = take(rows_q * p.heads_q * e4m3.dim_qk);
+  }
   parts.k = take(rows_k * p.heads_kv * e4m3.dim_qk);
-  parts.q = take(rows_q * p.heads_q * e4m3.dim_qk);
   parts.v = take(transposes_v ? static_cast<std::int64_t>(transposed_bytes(p)) : rows_k * p.heads_kv * p.dim_v);
   return parts;
 }
 
-QuantizeFp8Config rounding_config(const AttentionProblem& p, bool transposes_v) {
-  QuantizeFp8Config config = quantize_config(p.dtype, p.dim_qk, p.dim_v);
+QuantizeFp8Config rounding_config(const AttentionProblem& p, bool transposes_v, int rows) {
+  QuantizeFp8Config config = quantize_config(p.dtype, p.dim_qk, p.dim_v, rows);
   config.transposes = transposes_v;
   config.rotates = p.rotates;
   config.residuals = p.residuals;
@@ -336,20 +346,22 @@ AttentionProblem as_e4m3(const AttentionProblem& problem) {
 }
 
 Result<AttentionArgs> enqueue_rounding(const AttentionArgs& args, const Rounding& rounding, const cuda::Kernel& kernel,
-                                       char* workspace, bool transposes_v, cuda::CUstream stream) {
+                                       char* workspace, unsigned* tile_counter, cuda::CUstream stream) {
   const AttentionProblem& p = args.problem;
-  const QuantizeFp8Config config = rounding_config(p, transposes_v);
+  const QuantizeFp8Config config = rounding_config(p, rounding.transposes_v, rounding.rows);
   AttentionArgs out = args;
   out.problem = as_e4m3(p);
   const auto compact = [&](std::size_t at, std::int64_t seq, std::int64_t heads, std::int64_t dim) {
     return TensorView{workspace + at, p.varlen ? 0 : seq * heads * dim, heads * dim, dim};
   };
-  out.q = compact(rounding.q, p.seq_q, p.heads_q, out.problem.dim_qk);
+  const bool rounds_q = rounding.rows == 0;
+  if (rounds_q) out.q = compact(rounding.q, p.seq_q, p.heads_q, out.problem.dim_qk);
   out.k = compact(rounding.k, p.seq_k, p.heads_kv, out.problem.dim_qk);
   out.v = compact(rounding.v, p.seq_k, p.heads_kv, p.dim_v);
   ToQuantize tensors[3] = {};
   auto* scale = reinterpret_cast<float*>(workspace + rounding.scales);
   auto* found = reinterpret_cast<unsigned*>(workspace + rounding.found);
+  const std::int64_t blocks = rounds_q ? 1 : ceil_div(p.seq_k, std::int64_t{rounding.rows});
   const auto set = [&](ToQuantize& t, const TensorView& x, const TensorView& to, bool of_q, unsigned words,
                        ScaleView& view) {
     t.x = x;
@@ -361,15 +373,18 @@ Result<AttentionArgs> enqueue_rounding(const AttentionArgs& args, const Rounding
     t.batch = p.batch;
     t.seq = of_q ? p.seq_q : p.seq_k;
     t.heads = of_q ? p.heads_q : p.heads_kv;
-    view = {scale, t.heads, 1};
-    scale += p.batch * t.heads;
+    view = {scale, t.heads * blocks, blocks};
+    scale += p.batch * t.heads * blocks;
     found += p.batch * t.heads * words;
   };
   set(tensors[0], args.k, out.k, false, static_cast<unsigned>(found_words(p)), out.k_scale);
-  set(tensors[1], args.q, out.q, true, 2, out.q_scale);
+  if (rounds_q) set(tensors[1], args.q, out.q, true, 2, out.q_scale);
   set(tensors[2], args.v, out.v, false, 2, out.v_scale);
   tensors[2].pitch = transposed_pitch(p);
-  const Status s = enqueue(config, kernel, tensors, 3, static_cast<unsigned>(p.heads_q / p.heads_kv), stream);
+  QuantizeFp8Params params = {};
+  params.tile_counter = tile_counter;
+  params.group = static_cast<unsigned>(p.heads_q / p.heads_kv);
+  const Status s = enqueue(config, kernel, tensors, 3, params, stream);
   if (!s.ok()) return s;
   return out;
 }

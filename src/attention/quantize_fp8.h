@@ -35,18 +35,20 @@ jit::KernelInstance instance_of(const QuantizeFp8Config& config);
 
 // A step before an fp8 forward: q, k and v are rounded to e4m3 (TESSERA_FP8). Its part of a workspace, in bytes.
 struct Rounding {
-  std::size_t found = 0;   // up to `scales`, zeroed before
-  std::size_t scales = 0;  // [heads of k, q and v]
+  bool transposes_v = false;  // for attention_forward_fp8_sm90
+  int rows = 0;               // k and v alone, with scales of so many rows: their forward rounds q. 0: scales of heads
+  std::size_t found = 0;      // up to `scales`, zeroed before
+  std::size_t scales = 0;     // [heads of k, q and v], or [heads of k and v][tiles]
   std::size_t k = 0, q = 0, v = 0;
   std::size_t bytes = 0;
 };
-// transposes_v: for attention_forward_fp8_sm90.
-Rounding rounding_of(const AttentionProblem& problem, bool transposes_v);
-QuantizeFp8Config rounding_config(const AttentionProblem& problem, bool transposes_v);
+Rounding rounding_of(const AttentionProblem& problem, bool transposes_v, int rows = 0);
+QuantizeFp8Config rounding_config(const AttentionProblem& problem, bool transposes_v, int rows = 0);
 // The problem of the forward: e4m3, with the columns that a rounding adds. One of e4m3 is returned as it is.
 AttentionProblem as_e4m3(const AttentionProblem& problem);
 // Returns the arguments of the forward; v's strides are not set if it is transposed. kernel: of rounding_config.
+// tile_counter: of the forward, which is set to 0; may be null.
 Result<AttentionArgs> enqueue_rounding(const AttentionArgs& args, const Rounding& rounding, const cuda::Kernel& kernel,
-                                       char* workspace, bool transposes_v, cuda::CUstream stream);
+                                       char* workspace, unsigned* tile_counter, cuda::CUstream stream);
 
 }  // namespace tessera::attention

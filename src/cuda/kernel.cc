@@ -158,14 +158,14 @@ Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stre
                    format("launching {} with a grid of {} x {} x {}", kernel.instance.name, grid.x, grid.y, grid.z));
 }
 
-Status zero(int device, void* data, std::int64_t bytes, CUstream stream) {
+Status fill(int device, void* data, unsigned word, std::int64_t bytes, CUstream stream) {
   if (bytes == 0) return {};
   const auto scope = ContextScope::enter(device);
   if (!scope.ok()) return scope.status();
   const Driver& d = **driver();
   const CUresult result =
-      d.set_words32(reinterpret_cast<CUdeviceptr>(data), 0, static_cast<std::size_t>(bytes) / 4, stream);
-  return result == kCudaSuccess ? Status() : status_of(d, result, "zeroing a workspace");
+      d.set_words32(reinterpret_cast<CUdeviceptr>(data), word, static_cast<std::size_t>(bytes) / 4, stream);
+  return result == kCudaSuccess ? Status() : status_of(d, result, "filling memory");
 }
 
 }  // namespace tessera::cuda

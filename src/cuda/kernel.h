@@ -41,8 +41,11 @@ struct Grid {
 // params is copied before the call returns.
 Status launch(const Kernel& kernel, Grid grid, const void* params, CUstream stream);
 
-// Sets device memory to 0, on the stream. bytes: a multiple of 4.
-Status zero(int device, void* data, std::int64_t bytes, CUstream stream);
+// Sets the words of device memory, on the stream. bytes: a multiple of 4.
+Status fill(int device, void* data, unsigned word, std::int64_t bytes, CUstream stream);
+inline Status zero(int device, void* data, std::int64_t bytes, CUstream stream) {
+  return fill(device, data, 0, bytes, stream);
+}
 
 // What an op asks of a kernel, before any device is involved. An empty grid (x = 0) means that there is nothing to do.
 template <class Params>

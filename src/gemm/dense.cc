@@ -168,7 +168,7 @@ std::optional<Recipe> recipe(const GemmProblem& p, const Device& device, const e
     recipe.steps = {{"main", main_kernel(choice.main)}};
     bool pairs = choice.main.pairs;
     if (choice.splits > 1) {
-      const GemmSplitReduceConfig reduce = reduce_config(p);
+      const GemmSplitReduceConfig reduce = reduce_config(p, false);
       pairs = reduce.pairs;
       recipe.steps.push_back({"reduce", instance_of(reduce)});
     }

@@ -188,7 +188,13 @@ std::vector<jit::KernelInstance> GemmFamily::shared_steps(const engine::Device& 
   p.n = 8;
   p.bias = p.preactivation = p.residual = true;
   p.activation = kGeluErf;
-  return {gemm::instance_of(gemm::reduce_config(p)), gemm::instance_of(gemm::pad_config())};
+  std::vector<jit::KernelInstance> steps = {gemm::instance_of(gemm::reduce_config(p, false)),
+                                            gemm::instance_of(gemm::pad_config())};
+  if (device.compute >= 90) {
+    steps.push_back(gemm::instance_of(gemm::reduce_config(p, true)));
+    steps.push_back(gemm::instance_of(gemm::reduce_config(p, false, true)));
+  }
+  return steps;
 }
 
 }  // namespace tessera

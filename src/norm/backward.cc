@@ -19,6 +19,7 @@ int ctas_per_sm(const Config& config) { return std::max(512 / config.threads, 1)
 
 jit::KernelInstance main_kernel(const Config& config) {
   return {.name = instance_name("norm_backward", config) + (config.parameters ? "_parameters" : "") +
+                  (config.threads > config.row_threads ? format("_{}rows", config.threads / config.row_threads) : "") +
                   (config.stages > 0 ? format("_s{}", config.stages) : ""),
           .header = "norm/backward.cuh",
           .entry = "norm_backward",
@@ -52,21 +53,25 @@ int stages_of(const Config& config, const Device& device) {
   return stages > 1 ? stages : 0;
 }
 
-Config config_of(const NormProblem& p, const Device& device, int wanted) {
+Config config_of(const NormProblem& p, const Device& device, int threads, int wanted) {
   Config config = {};
   config.dtype = p.dtype;
   config.centered = p.centered;
   config.residual = p.residual;
   config.parameters = p.parameters;
   config.aligned = p.aligned;
-  set_share(share_row(p, 256, wanted, 2), config);
+  set_share(share_row(p, threads, wanted, 2), config);
   config.stages = stages_of(config, device);
   return config;
 }
 
 std::vector<Config> configs_for(const NormProblem& p, const Device& device) {
   std::vector<Config> configs;
-  for (const int wanted : {2, 1}) configs.push_back(config_of(p, device, wanted));
+  // Two rows of 256 threads in a CTA: half as many sums of gradients for the next step.
+  const bool two_rows = device.compute >= 90 && config_of(p, device, 256, 2).row_threads == 256;
+  for (const int threads : {two_rows ? 512 : 256, two_rows ? 256 : 512}) {
+    for (const int wanted : {2, 1}) configs.push_back(config_of(p, device, threads, wanted));
+  }
   return configs;
 }
 

@@ -120,6 +120,16 @@ TEST(QuantizeFp8, zeros_and_extremes_have_finite_scales) {
   EXPECT_EQ(c.scale[2], std::exp2(-60.0f));
 }
 
+TEST(QuantizeFp8, nan_has_the_bits_of_a_gpu) {
+  Call c({1, 1, 1, 16}, {1, 1, 1});
+  c.x[0] = std::copysign(NAN, 1.0f);
+  c.x[1] = std::copysign(NAN, -1.0f);
+  ASSERT_EQ(tessera_attention_quantize_fp8(&c.args, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(c.out[0], 0x7f);
+  EXPECT_EQ(c.out[1], 0x7f);
+  EXPECT_TRUE(std::isfinite(c.scale[0]));
+}
+
 TEST(QuantizeFp8, bad_arguments_write_nothing_and_say_why) {
   const auto refused = [](Call& c, const char* message) {
     EXPECT_EQ(tessera_attention_quantize_fp8(&c.args, nullptr), TESSERA_INVALID_ARGUMENT);

@@ -98,14 +98,14 @@ TEST(AttentionSelect, every_head_dim_mask_and_mode_has_tiles_that_fit_every_gpu)
                 if (const auto sm90 = main_of<AttentionBackwardSm90Config>(c)) {
                   EXPECT_LE(backward_sm90_layout(*sm90).bytes, gpu.shared_memory_per_block) << config;
                   EXPECT_TRUE(dim <= 128 && vectors) << config;
-                  EXPECT_EQ(sm90->deterministic, deterministic) << config;
+                  EXPECT_TRUE(sm90->deterministic || !deterministic) << config;
                   EXPECT_EQ(sm90->score_mod, softcap > 0) << config;
                   continue;
                 }
                 if (const auto wide = main_of<AttentionBackwardWideSm90Config>(c)) {
                   EXPECT_LE(backward_wide_sm90_layout(*wide).bytes, gpu.shared_memory_per_block) << config;
                   EXPECT_TRUE(dim > 128 && vectors) << config;
-                  EXPECT_EQ(wide->deterministic, deterministic) << config;
+                  EXPECT_TRUE(wide->deterministic || !deterministic) << config;
                   EXPECT_EQ(wide->score_mod, softcap > 0) << config;
                   continue;
                 }
@@ -139,6 +139,22 @@ TEST(AttentionSelect, no_tile_is_offered_twice) {
         }
       }
     }
+  }
+}
+
+TEST(AttentionSelect, key_tiles_of_short_sequences_take_turns_at_dq_if_ctas_are_many) {
+  const Device gpu = *cuda_device("sm_90a");
+  const auto takes_turns = [&](std::int64_t batch, std::int64_t seq, std::int64_t dim) {
+    AttentionProblem p = problem(AttentionOp::kBackward, seq, dim);
+    p.batch = batch;
+    p.heads_kv = p.heads_q;
+    if (dim > 128) return main_of<AttentionBackwardWideSm90Config>(chosen(p, gpu))->deterministic;
+    return main_of<AttentionBackwardSm90Config>(chosen(p, gpu))->deterministic;
+  };
+  for (const std::int64_t dim : {64, 128, 256}) {
+    EXPECT_TRUE(takes_turns(64, 512, dim)) << dim;
+    EXPECT_FALSE(takes_turns(1, 512, dim)) << dim;
+    EXPECT_FALSE(takes_turns(64, 4096, dim)) << dim;
   }
 }
 
@@ -399,6 +415,14 @@ TEST(DecodeSelect, clusters_leave_no_partial_results_and_are_for_few_sequences) 
   EXPECT_GT(shared.offer.workspace, 0U);
   EXPECT_EQ(shared.implementation->recipe(many, hopper, shared.offer.config)->steps.size(), 2U) << "and its combine";
   EXPECT_EQ(config_of(few, *cuda_device("sm_89")).cluster, 1);
+  // Clusters never have nearly all SMs: GPCs have some to spare, and the clusters that are left would run alone.
+  for (const int heads : {8, 12, 14, 15, 16, 24, 28, 30, 32, 33, 64}) {
+    AttentionProblem each = decode_problem(1, 1024, 128);
+    each.heads_q = each.heads_kv = heads;
+    const int cluster = config_of(each, hopper).cluster;
+    EXPECT_TRUE(cluster == 1 || heads * cluster <= hopper.multiprocessors * 7 / 8)
+        << heads << " heads, clusters of " << cluster;
+  }
   // Partial results are of a grid that fills the GPU twice, however many sequences there are.
   EXPECT_EQ(chosen(decode_problem(1024, 65536, 128), hopper).offer.workspace, shared.offer.workspace);
   // Nothing to combine: every cache is one tile.

@@ -330,6 +330,7 @@ TEST(BackwardSm90, the_key_tiles_of_a_query_tile_take_turns_in_the_order_in_whic
       const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right, 0};
       const int offset = band.position_offset(len_q, len_k);
       std::map<int, std::vector<unsigned>> turns;  // of a query tile, in scheduling order
+      std::map<int, std::vector<TurnEnds>> ends;   // likewise
       const int k_tiles = (len_k + block_k - 1) / block_k;
       for (int cta = 0; cta < k_tiles; ++cta) {
         const int tile = comes_in_reverse(band) ? k_tiles - 1 - cta : cta;
@@ -338,11 +339,16 @@ TEST(BackwardSm90, the_key_tiles_of_a_query_tile_take_turns_in_the_order_in_whic
         for (int i = 0; i < tiles.count; ++i) {
           const int query_tile = tiles.first + i;
           turns[query_tile].push_back(turn_of(band, offset, tile, query_tile, len_q, len_k, kBlockQ, block_k));
+          ends[query_tile].push_back(
+              turn_ends(band, offset, tile * block_k, query_tile, len_q, len_k, kBlockQ, block_k));
         }
       }
       for (const auto& [query_tile, list] : turns) {
         for (unsigned i = 0; i < list.size(); ++i) {
           ASSERT_EQ(list[i], i) << len_q << ", " << len_k << ", query tile " << query_tile;
+          ASSERT_EQ(ends[query_tile][i].first, i == 0) << len_q << ", " << len_k << ", query tile " << query_tile;
+          ASSERT_EQ(ends[query_tile][i].last, i + 1 == list.size())
+              << len_q << ", " << len_k << ", query tile " << query_tile;
         }
       }
     }

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
-#include "verify/device.h"
 #include "verify/family.h"
 #include "verify/gemm/cases.h"
 
@@ -12,14 +12,7 @@ namespace tessera::verify::gemm {
 namespace {
 
 void expect_all_pass(const char* name, int repeat) {
-  auto device = open_device("cpu");
-  ASSERT_TRUE(device.ok());
-  for (const Case& c : suite(name)) {
-    // Half a minute of the oracle's time; the program's `verify` runs them.
-    if (c.sample > 0) continue;
-    const Report report = check(*gemm_case(c), **device, repeat, 0);
-    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
-  }
+  verify::expect_all_pass(suite(name), gemm_case, repeat, [](const Case& c) { return c.sample > 0; });
 }
 
 TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }

@@ -1,5 +1,7 @@
 #include "jit/gate.h"
 
+#include <set>
+
 #include "base/arch.h"
 #include "tests/jit/helpers.h"
 
@@ -173,6 +175,36 @@ TEST(Gate, a_kernel_of_the_library_passes_on_the_oldest_and_the_newest_arch) {
   for (const GateRow& row : report->rows) {
     EXPECT_TRUE(row.passed()) << row.kernel << " " << row.arch << ": " << row.failure;
   }
+}
+
+TEST(Gate, pairwise_keeps_every_two_values_that_stand_together_and_few_instances) {
+  std::vector<KernelInstance> all;
+  for (const char* entry : {"one", "other"}) {
+    for (int n = 0; n < 81; ++n) {
+      if (n / 27 == 2 && n % 3 == 2) continue;  // a = 2 never stands beside d = 2
+      KernelInstance& k = all.emplace_back();
+      k.entry = entry;
+      k.config = "C{.a = " + std::to_string(n / 27) + ", .b = " + std::to_string(n / 9 % 3) +
+                 ", .c = " + std::to_string(n / 3 % 3) + ", .d = " + std::to_string(n % 3) + "}";
+      k.min_blocks = n == 40 ? 2 : 1;
+    }
+  }
+  const auto pairs_of = [](const std::vector<KernelInstance>& instances) {
+    std::set<std::string> pairs;
+    for (const KernelInstance& k : instances) {
+      const std::string values{k.config[7], k.config[15], k.config[23], k.config[31], char('0' + k.min_blocks)};
+      for (int i = 0; i < 5; ++i) {
+        for (int j = i + 1; j < 5; ++j) {
+          pairs.insert(k.entry + char('a' + i) + values[i] + char('a' + j) + values[j]);
+        }
+      }
+    }
+    return pairs;
+  };
+  const std::vector<KernelInstance> kept = pairwise(all);
+  EXPECT_EQ(pairs_of(kept), pairs_of(all));
+  EXPECT_GE(kept.size(), 2 * 9U);
+  EXPECT_LE(kept.size(), 2 * 14U);
 }
 
 }  // namespace

@@ -10,19 +10,14 @@
 #include "loss/check.h"
 #include "loss/family.h"
 #include "tessera/tessera.hpp"
+#include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
-#include "verify/device.h"
 
 namespace tessera::verify::linear_cross_entropy {
 namespace {
 
 void expect_all_pass(const char* name, int repeat) {
-  auto device = open_device("cpu");
-  ASSERT_TRUE(device.ok());
-  for (const Case& c : suite(name)) {
-    const Report report = check(*linear_cross_entropy_case(c), **device, repeat, 0);
-    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
-  }
+  verify::expect_all_pass(suite(name), linear_cross_entropy_case, repeat);
 }
 
 TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }

@@ -10,8 +10,8 @@
 #include "mlp/check.h"
 #include "mlp/family.h"
 #include "tessera/tessera.hpp"
+#include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
-#include "verify/device.h"
 #include "verify/mlp/buffers.h"
 
 namespace tessera::verify::mlp {
@@ -20,13 +20,7 @@ namespace {
 using T = MlpTensor;
 
 void expect_all_pass(const char* name, int repeat) {
-  auto device = open_device("cpu");
-  ASSERT_TRUE(device.ok());
-  for (const Case& c : suite(name)) {
-    if (c.problem.m > 1000) continue;  // the program's `verify` runs them
-    const Report report = check(*mlp_case(c), **device, repeat, 0);
-    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
-  }
+  verify::expect_all_pass(suite(name), mlp_case, repeat, [](const Case& c) { return c.problem.m > 1000; });
 }
 
 TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }
@@ -208,10 +202,10 @@ TEST(Choice, every_step_is_a_kernel_of_gemm_and_hidden_rows_are_padded) {
   EXPECT_GE(chosen.workspace, std::size_t{36096} * 1368 * 2);
   const auto kernels = mlp_case(c)->kernels_of({chosen.kernel, chosen.config}, device);
   for (const auto& kernel : kernels) EXPECT_EQ(kernel.header.rfind("gemm/", 0), 0U) << kernel.name;
-  // 1365 columns at a stride of 1368: only the weight is copied, and nothing is shifted.
+  // 1365 columns at a stride of 1368: only the weight is copied.
   // Hidden rows are stored by TMA, into their padding.
   for (const auto& kernel : kernels) {
-    EXPECT_EQ(kernel.name.find("shifted"), std::string::npos) << kernel.name;
+    EXPECT_EQ(kernel.name.find("strided"), std::string::npos) << kernel.name;
     if (kernel.entry == "gemm_dense_sm90") {
       EXPECT_EQ(kernel.name.find("_rows"), std::string::npos) << kernel.name;
     }

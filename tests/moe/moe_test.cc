@@ -11,8 +11,8 @@
 #include "moe/check.h"
 #include "moe/family.h"
 #include "tessera/tessera.hpp"
+#include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
-#include "verify/device.h"
 #include "verify/moe/cases.h"
 
 namespace tessera::verify::moe {
@@ -23,13 +23,7 @@ using T = MoeTensor;
 std::size_t at(T t) { return static_cast<std::size_t>(t); }
 
 void expect_all_pass(const char* name, int repeat) {
-  auto device = open_device("cpu");
-  ASSERT_TRUE(device.ok());
-  for (const Case& c : suite(name)) {
-    if (c.problem.pairs() > 10000) continue;  // the program's `verify` runs them
-    const Report report = check(*moe_case(c), **device, repeat, 0);
-    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
-  }
+  verify::expect_all_pass(suite(name), moe_case, repeat, [](const Case& c) { return c.problem.pairs() > 10000; });
 }
 
 TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }

@@ -9,21 +9,14 @@
 #include "engine/select.h"
 #include "norm/check.h"
 #include "norm/family.h"
+#include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
-#include "verify/device.h"
 #include "verify/family.h"
 
 namespace tessera::verify::norm {
 namespace {
 
-void expect_all_pass(const char* name, int repeat) {
-  auto device = open_device("cpu");
-  ASSERT_TRUE(device.ok());
-  for (const Case& c : suite(name)) {
-    const Report report = check(*norm_case(c), **device, repeat, 0);
-    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
-  }
-}
+void expect_all_pass(const char* name, int repeat) { verify::expect_all_pass(suite(name), norm_case, repeat); }
 
 TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }
 TEST(Cpu, every_hostile_case_passes) { expect_all_pass("hostile", 1); }

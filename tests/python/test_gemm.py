@@ -99,6 +99,15 @@ def test_opcheck():
     torch.library.opcheck(
         torch.ops.tessera.gemm, (plain[0], plain[1], plain[2], None, None, None, plain[3], 2, 0, False)
     )
+    torch.library.opcheck(torch.ops.tessera.gemm, (plain[0], plain[1], *(None,) * 5, 0, 0, False, True))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_rows_of_a_padded_result_are_aligned(dtype):
+    a, b, *_ = tensors(dtype, m=6, n=5, k=4)
+    made = tessera.gemm(a, b, padded=True)
+    assert made.shape == (6, 5) and made.stride() == (128 // dtype.itemsize, 1)
+    assert torch.equal(made, tessera.gemm(a, b))
 
 
 def test_compiles_without_a_graph_break():
@@ -315,3 +324,16 @@ def test_grouped_mlp_and_its_gradients_are_those_of_pytorch(shared, hidden):
     ):
         with pytest.raises(tessera.Error, match=said):
             tessera.grouped_mlp(x, up, wrong, **biases)
+
+
+@pytest.mark.parametrize("transpose_b", (False, True))
+@pytest.mark.parametrize("n", (64, 71))
+def test_what_is_not_finite_stays_in_its_row(device, n, transpose_b):
+    # Rows of 93 and 71 elements start anywhere, and may be loaded with elements of their neighbours.
+    m, k = 1001, 93
+    a, b = torch.randn(m, k, device=device).bfloat16(), torch.randn(n, k, device=device).bfloat16()
+    a[500, -1], a[501, 0], a[777] = torch.inf, torch.nan, torch.nan
+    made = tessera.gemm(a, b.T.contiguous() if transpose_b else b, transpose_b=transpose_b).float()
+    others = [row for row in range(m) if row not in (500, 501, 777)]
+    torch.testing.assert_close(made[others], (a[others].float() @ b.float().T), rtol=2e-2, atol=1e-1)
+    assert made[[501, 777]].isnan().all() and not made[500].isfinite().any()

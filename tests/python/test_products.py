@@ -26,6 +26,18 @@ def test_every_row_runs_and_agrees_where_it_is_compared():
     assert text.count("\n") == len(cases) + 1 and "moe/forward+backward" in text
 
 
+def test_every_gradient_is_compared():
+    one = made()
+    values = torch.ones(3), torch.ones(3), torch.ones(2)
+    assert one.distance(values, values, 3) == 0
+    assert one.distance((values[0], values[1], values[2] * 1.1), values, 3) == pytest.approx(0.1)
+    assert one.distance((values[0], values[1] * 1.1), values) == 0
+    assert not one.distance((values[0], values[1] * float("nan"), values[2]), values, 3) <= bench.AGREEMENT
+    rows = {row.name.split("/")[0] + "/" + row.name.split("/")[1]: row for row in one.rows()}
+    assert rows["layer_norm+residual/backward"].same and rows["layer_norm+residual/backward"].compared == 3
+    assert rows["gmm_nll/forward+backward"].same and rows["gmm_nll/forward+backward"].compared == 2
+
+
 @pytest.mark.parametrize("name", ("linear", "mlp", "rms_norm"))
 def test_a_wrong_result_is_told(name, monkeypatch):
     one = made()

@@ -164,6 +164,15 @@ def test_gradients_of_two_layers_are_as_good_as_plain_ones(switches, device):
     assert errors[0] <= 2 * errors[1], errors
 
 
+def test_fp8_attention_has_gradients_near_those_of_bf16(device):
+    size, shape = (TINY, (3, 8, 13)) if device == "cpu" else (model.Size(layers=2), (2, 64, 100))
+    exact_loss, exact = whole_gradients(PLAIN, "cpu", torch.float64, size, shape)
+    loss, grads = whole_gradients(model.Switches(attention="tessera-fp8"), device, torch.bfloat16, size, shape)
+    assert math.isclose(loss, exact_loss, rel_tol=0.01), (loss, exact_loss)
+    assert (grads - exact).norm() <= 0.1 * exact.norm()
+    assert not torch.equal(grads, whole_gradients(model.Switches(), device, torch.bfloat16, size, shape)[1])
+
+
 def test_checkpointing_changes_no_bit_and_runs_each_block_twice(monkeypatch):
     calls = []
     right = model.attend
@@ -307,10 +316,10 @@ def tiny_bench():
 
 def test_bench_rows_have_figures_and_a_wrong_one_is_marked(monkeypatch):
     harness = tiny_bench()
-    cases = [harness.row("small", name, 1, 1) for name in ("sdpa-cudnn", "all")]
+    cases = [harness.row("small", name, 1, 1) for name in ("sdpa-cudnn", "all", "all+fp8")]
     for case in bench.finish(cases):
         assert case["median_s"] > 0 and case["fields"]["speedup"] > 0 and set(case["stages_s"]) == set(bench.STAGES)
-    assert bench.table(cases).count("\n|") == 4
+    assert bench.table(cases).count("\n|") == 5
     refused = harness.row("small", "all+graph", 1, 1)
     assert "needs a CUDA device" in refused["refused"] and "CUDA device" in bench.table([refused])
     right = tessera.gmm_nll

@@ -296,8 +296,13 @@ TEST_F(Cli, verify_resumes_what_passed_with_the_same_code) {
   EXPECT_TRUE(holds(all.text, format("{} of them passed in an earlier run", cases))) << all.text;
   EXPECT_EQ(json("v.json")["cases"], found["cases"]);
 
+  std::ofstream(file("now.json")) << found;
   found["cases"][0]["code"] = "of other code";
   std::ofstream(file("v.json")) << found;
+  const Answer both =
+      run("verify --device cuda --filter fwd/fp16/b1_sq65_sk65 --resume " + file("now.json") + " " + file("v.json"),
+          kFakeGpu);
+  EXPECT_EQ(both.code, 0) << "a pass with other code hides none with this one: " << both.text;
   const Answer changed = run(command, kFakeGpu);
   EXPECT_EQ(changed.code, 1) << changed.text;
   EXPECT_EQ(json("v.json")["failed"], 1);

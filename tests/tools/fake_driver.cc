@@ -153,7 +153,7 @@ struct Decode {
     bool refused;
   };
 
-  Index page_of(Index b, Index key) const { return s.page_table[b * s.page_table_stride + key / s.page_size]; }
+  Index page_of(Index b, Index key) const { return s.page_table[b * s.page_table_stride + key / s.page_size.by]; }
 
   Sequence sequence_of(Index b) const {
     const Index length = s.cache_seqlens != nullptr ? s.cache_seqlens[b] : s.capacity;
@@ -173,7 +173,7 @@ struct Decode {
   std::uint16_t* cache_row(void* cache, const Strides& strides, const Sequence& of, Index head, Index key) const {
     auto* data = static_cast<std::uint16_t*>(cache) + head * strides.head;
     if (s.page_table == nullptr) return data + of.row * strides.batch + key * strides.seq;
-    return data + page_of(of.batch, key) * strides.batch + key % s.page_size * strides.seq;
+    return data + page_of(of.batch, key) * strides.batch + key % s.page_size.by * strides.seq;
   }
 
   void rotate(std::uint16_t* row, Index position) const {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "tessera/tessera.hpp"
@@ -49,6 +51,22 @@ TEST_F(OneShot, backward_allocates_what_it_needs_and_gives_it_back) {
   attention.dv = dv.view();
   EXPECT_GT(Plan(TESSERA_ATTENTION_BACKWARD, attention).workspace(), 0u);
   for (int n = 0; n < 3; ++n) EXPECT_NO_THROW(attention_backward(attention));
+}
+
+TEST_F(OneShot, quantising_nothing_writes_the_scale_1) {
+  std::vector<float> scale(kB * kH, -1.0f);
+  std::uint8_t out = 0;
+  const auto quantise = [&] {
+    attention_quantize_fp8({q.values.data(), kBFloat16, {kB, 0, kH, kD}, {}, kGpu},
+                           {&out, {TESSERA_FLOAT8_E4M3FN, 8, 1}, {kB, 0, kH, kD}, {}, kGpu},
+                           {scale.data(), kFloat32, {kB, kH, 1}, {}, kGpu});
+  };
+  if (std::getenv("FAKE_CUDA_ARCH") != std::string("90")) {
+    EXPECT_THROW(quantise(), Error);  // e4m3 needs sm_89
+    return;
+  }
+  quantise();
+  for (const float each : scale) EXPECT_EQ(each, 1.0f);
 }
 
 }  // namespace

@@ -82,13 +82,47 @@ TEST_F(Cli, report_shows_decode_beside_peers_with_losses_and_says_which_op_ran) 
   const std::string page = text_of("report.html");
   const std::string part = page.substr(std::min(page.size(), page.find("Decode bandwidth")));
   EXPECT_TRUE(holds(part, "Tessera ran through the forward."));
-  EXPECT_TRUE(holds(part, "<td>10.0 / 5.0 / 4.00</td><td>20.0 / 15.0 / 2.00</td>")) << part;
+  EXPECT_TRUE(holds(part, "\"figures\">10.0 / 5.0 / 4.00</td><td class=\"figures\">20.0 / 15.0 / 2.00</td>")) << part;
   EXPECT_TRUE(holds(part, "class=\"loss\" style=\"background:rgba(201,42,42,0.68)\">0.50</td>")) << part;
   EXPECT_TRUE(holds(part, ">wrong<"));
   EXPECT_TRUE(holds(page, "<td>decode</td><td class=\"bad\">0.500</td>")) << "among the sums at the top";
   const std::string text = text_of("README.md");
   EXPECT_TRUE(holds(text, "| `bf16/b1_s1024_h32:8_d128` | wrong | 10.0, 4.00 | 20.0, 2.00 |")) << text;
   EXPECT_TRUE(holds(text, "Tessera through the forward")) << text;
+}
+
+TEST_F(Cli, report_draws_lines_from_left_to_right_and_holds_deterministic_peers_against_our_deterministic_backward) {
+  std::filesystem::create_directories(file("results/gpu"));
+  Json peers = peers_of_one_cell(1e-3, 2e-3);
+  Json& first = peers["rows"][0];
+  first["op"] = "backward";
+  first["entrants"] = {{"tessera", timed(1e-3)}, {"tessera-det", timed(4e-3)}, {"cudnn-det", timed(2e-3)}};
+  Json shorter = first;
+  shorter["cell"] = "bf16/shorter";
+  shorter["fields"]["seq_q"] = shorter["fields"]["seq_k"] = 256;
+  peers["rows"].push_back(shorter);
+  std::ofstream(file("results/gpu/peers.json")) << peers;
+  ASSERT_EQ(run("report --results " + file("results") + " --output " + file("report.html")).code, 0);
+  const std::string page = text_of("report.html");
+  EXPECT_TRUE(holds(page, "<td>cudnn-det</td><td>deterministic backward</td><td class=\"bad\">0.500</td>")) << page;
+  const std::size_t line = page.find("<polyline class=\"line s0\" points=\"");
+  ASSERT_NE(line, std::string::npos);
+  double x[2] = {}, y = 0;
+  ASSERT_EQ(std::sscanf(page.c_str() + page.find("points=", line), "points=\"%lf,%lf %lf", &x[0], &y, &x[1]), 3);
+  EXPECT_LT(x[0], x[1]);
+}
+
+TEST_F(Cli, report_shows_the_unfused_computation_from_a_file_of_its_own) {
+  std::filesystem::create_directories(file("results/gpu"));
+  std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(1e-3, 2e-3);
+  Json unfused = peers_of_one_cell(1e-3, 1e-3);
+  unfused["rows"][0]["entrants"] = {{"tessera", timed(1e-3)}, {"math", timed(7e-3)}};
+  std::ofstream(file("results/gpu/peers_unfused.json")) << unfused;
+  ASSERT_EQ(run("report --results " + file("results") + " --output " + file("report.html")).code, 0);
+  const std::string page = text_of("report.html");
+  const std::string part = page.substr(std::min(page.size(), page.find("Beside PyTorch without a fused library")));
+  EXPECT_TRUE(holds(part, "<th>forward, math</th>")) << page;
+  EXPECT_TRUE(holds(part, ">7.00</td>")) << page;
 }
 
 TEST_F(Cli, report_shows_training_steps_and_the_rows_that_did_not_run) {
@@ -187,7 +221,7 @@ TEST_F(Cli, report_shows_a_family_without_a_presentation_with_all_its_fields) {
   EXPECT_TRUE(holds(gemm, "<th>dtype</th><th>k</th><th>layout</th><th>m</th><th>n</th>")) << gemm;
   EXPECT_TRUE(
       holds(gemm, "<td>bf16/m4096</td><td>bf16</td><td>512</td><td>&lt;tn&gt;</td><td>4096</td><td>14336</td>"));
-  EXPECT_TRUE(holds(gemm, "<td>200.0 / 300.0 / 0.60</td>")) << gemm;
+  EXPECT_TRUE(holds(gemm, "<td class=\"figures\">200.0 / 300.0 / 0.60</td>")) << gemm;
   EXPECT_TRUE(holds(gemm, ">0.50</td>")) << "the ratio to cublas";
   EXPECT_TRUE(holds(gemm, ">refused<"));
   EXPECT_TRUE(holds(gemm, "<th>experts</th>")) << gemm;

@@ -1,11 +1,10 @@
 // `tessera bench`: how fast the cases run, against ceilings measured in the same run.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
 
+#include "base/format.h"
 #include "engine/json.h"
 #include "program/ceiling.h"
 #include "program/commands.h"
@@ -63,7 +62,7 @@ using Plan = std::unique_ptr<tessera_plan, decltype(&tessera_plan_destroy)>;
 template <class F>
 Status time_call(Row& row, verify::Device& device, verify::Call& tensors, F&& samples_of) {
   const auto failure = [&](tessera_status code) {
-    return Status(code, fmt::format("{}: {}", row.c->name, tessera_last_error()));
+    return Status(code, format("{}: {}", row.c->name, tessera_last_error()));
   };
   if (Status s = device.upload(tensors); !s.ok()) return s;
   tessera_plan* made = nullptr;
@@ -125,8 +124,7 @@ Status measure(Row& row, verify::Device& device, const Options& o) {
   // Asked first, because making the inputs of a large case takes a while.
   const engine::Explanation explanation = row.c->explain(device.as_selected());
   if (explanation.options.empty()) {
-    row.refused =
-        fmt::format("no kernel on {} serves it; {}", device.as_selected().name, verify::reasons_of(explanation));
+    row.refused = format("no kernel on {} serves it; {}", device.as_selected().name, verify::reasons_of(explanation));
     return {};
   }
   row.uses_wgmma = explanation.options.front().kernel.ends_with("_sm90");
@@ -145,12 +143,12 @@ void hold_against(Row& row, const verify::Device& device, const Ceilings& ceilin
   if (memory) {
     const double bandwidth = device.is_cpu() ? row.read_bandwidth : ceilings.copy_bandwidth;
     row.part = row.bytes / bandwidth;
-    row.ceiling = device.is_cpu() ? fmt::format("read {:.1f} GB/s", bandwidth / 1e9) : "copy";
+    row.ceiling = device.is_cpu() ? format("read {:.1f} GB/s", bandwidth / 1e9) : "copy";
     return;
   }
   if (!device.is_cpu()) {
     for (const Unit& unit : ceilings.units) {
-      if (unit.name != fmt::format("{} {}", row.uses_wgmma ? "wgmma" : "mma.sync", name_of(row.c->dtype()))) continue;
+      if (unit.name != format("{} {}", row.uses_wgmma ? "wgmma" : "mma.sync", name_of(row.c->dtype()))) continue;
       row.part = row.flops / unit.flops;
       row.ceiling = unit.name;
     }
@@ -225,21 +223,21 @@ void print_op(const std::string& op, const std::vector<const Row*>& rows) {
     std::vector<std::string> cells = fields.cells(n);
     const auto add = [&](std::initializer_list<std::string> more) { cells.insert(cells.end(), more); };
     if (!row.wrong.empty()) {
-      add({paint(Style::kBad, "WRONG"), "", "", "", "", "", fmt::format("{:.3g}", row.error), "", "",
+      add({paint(Style::kBad, "WRONG"), "", "", "", "", "", format("{:.3g}", row.error), "", "",
            paint(Style::kBad, row.wrong)});
     } else {
       add({seconds_text(row.timing.median), seconds_text(row.timing.p95), seconds_text(row.timing.p99),
-           fmt::format("{:.0f}%", 100 * row.timing.spread), gpu ? seconds_text(row.overheads.graph) : "",
-           gpu ? seconds_text(row.overheads.host) : "", checked ? fmt::format("{:.2f}", row.error) : "",
-           fmt::format("{:.1f}", (memory ? row.bytes : row.flops) / 1e9),
-           row.ceiling.empty() ? "-" : fmt::format("{:.0f}%", 100 * row.part), paint(Style::kDim, row.ceiling)});
+           format("{:.0f}%", 100 * row.timing.spread), gpu ? seconds_text(row.overheads.graph) : "",
+           gpu ? seconds_text(row.overheads.host) : "", checked ? format("{:.2f}", row.error) : "",
+           format("{:.1f}", (memory ? row.bytes : row.flops) / 1e9),
+           row.ceiling.empty() ? "-" : format("{:.0f}%", 100 * row.part), paint(Style::kDim, row.ceiling)});
     }
     table.add(std::move(cells));
   }
-  fmt::print("\n{}\n", paint(Style::kBold, op));
+  print("\n{}\n", paint(Style::kBold, op));
   if (!table.empty()) table.print();
   for (const auto& [reason, times] : refused) {
-    fmt::print("  {} {}\n", paint(Style::kWarn, fmt::format("{} not run:", times)), reason);
+    print("  {} {}\n", paint(Style::kWarn, format("{} not run:", times)), reason);
   }
 }
 
@@ -265,11 +263,11 @@ void print_evidence(const std::vector<Row>& rows, Json& json) {
     equal += row.timing.runs > 0 ? row.equal_runs : 0;
     largest = std::max(largest, row.largest_difference);
   }
-  fmt::print("{} calls: {} gave the bits of a result that the oracle judged", calls, equal);
+  print("{} calls: {} gave the bits of a result that the oracle judged", calls, equal);
   if (equal < calls) {
-    fmt::print(", {} differ from one by at most {:.2f} of what the oracle leaves", calls - equal, largest);
+    print(", {} differ from one by at most {:.2f} of what the oracle leaves", calls - equal, largest);
   }
-  fmt::print("\n");
+  print("\n");
   json["calls"] = calls;
   json["equal_calls"] = equal;
   json["largest_difference"] = largest;
@@ -335,12 +333,12 @@ void measure_again(Ceilings& ceilings, verify::Device& device, double min_time) 
   }
 }
 
-void print(const Ceilings& ceilings, Json& json) {
+void print_ceilings(const Ceilings& ceilings, Json& json) {
   for (const Unit& unit : ceilings.units) {
-    fmt::print("  measured {}: {:.0f} GFLOP/s\n", unit.name, unit.flops / 1e9);
+    print("  measured {}: {:.0f} GFLOP/s\n", unit.name, unit.flops / 1e9);
     json["ceilings"][unit.name] = unit.flops;
   }
-  fmt::print("  measured copy: {:.1f} GB/s\n", ceilings.copy_bandwidth / 1e9);
+  print("  measured copy: {:.1f} GB/s\n", ceilings.copy_bandwidth / 1e9);
   json["ceilings"]["copy_bytes_per_s"] = ceilings.copy_bandwidth;
 }
 
@@ -359,7 +357,7 @@ int run(const Options& o) {
   }
 
   const auto begin = Clock::now();
-  fmt::print("{}\n", device.name());
+  print("{}\n", device.name());
   Json json{{"date", results::today()},
             {"version", tessera_version()},
             {"device", device.name()},
@@ -369,7 +367,7 @@ int run(const Options& o) {
   KernelBench kernels;
   if (const auto state = gpu_state(device.cuda_index()); state) json["gpu_before"] = json_of(*state);
   if (device.is_cpu()) {
-    if (rows.empty()) return fail(kBadUsage, fmt::format("no case of suite {} has '{}' in its name", suite, o.filter));
+    if (rows.empty()) return fail(kBadUsage, format("no case of suite {} has '{}' in its name", suite, o.filter));
     ceilings = measure_ceilings(tessera_num_threads());
     json["threads"] = ceilings.threads;
   } else {
@@ -379,7 +377,7 @@ int run(const Options& o) {
     if (!measured.ok()) return fail(measured.status());
     kernels = std::move(*measured);
     if (rows.empty() && kernels.rows.empty()) {
-      return fail(kBadUsage, fmt::format("no case of suite {} and no kernel has '{}' in its name", suite, o.filter));
+      return fail(kBadUsage, format("no case of suite {} and no kernel has '{}' in its name", suite, o.filter));
     }
     ceilings.copy_bandwidth = kernels.copy_bandwidth;
     ceilings.units = kernels.units;
@@ -391,63 +389,59 @@ int run(const Options& o) {
   for (Row& row : rows) {
     if (row.refused.empty() && row.wrong.empty()) hold_against(row, device, ceilings);
   }
-  print(ceilings, json);
+  print_ceilings(ceilings, json);
   print_rows(rows);
   if (!device.is_cpu()) {
-    print(kernels);
+    print_bench(kernels);
     json["kernels"] = json_of(kernels);
   }
   if (const auto state = gpu_state(device.cuda_index()); state) {
     json["gpu_after"] = json_of(*state);
-    fmt::print("\nGPU after: SM {} MHz, memory {} MHz, {:.0f} W, {} C\n", state->sm_mhz, state->memory_mhz,
-               state->watts, state->celsius);
+    print("\nGPU after: SM {} MHz, memory {} MHz, {:.0f} W, {} C\n", state->sm_mhz, state->memory_mhz, state->watts,
+          state->celsius);
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  fmt::print("\nspread: (95th - 5th percentile) / median. {}{} cases in {}\n",
-             !o.evidence && device.flush_bytes() > 0 ? "L2 is flushed before each call, but not in a graph. " : "",
-             rows.size() + kernels.rows.size(), seconds_text(seconds));
+  print("\nspread: (95th - 5th percentile) / median. {}{} cases in {}\n",
+        !o.evidence && device.flush_bytes() > 0 ? "L2 is flushed before each call, but not in a graph. " : "",
+        rows.size() + kernels.rows.size(), seconds_text(seconds));
   if (o.evidence) print_evidence(rows, json);
   json["seconds"] = seconds;
   json["cases"] = Json::array();
   for (const Row& row : rows) json["cases"].push_back(json_of(row));
   if (const int code = write_json(o.json, json); code != kSuccess) return code;
   const auto wrong = std::count_if(rows.begin(), rows.end(), [](const Row& r) { return !r.wrong.empty(); });
-  if (wrong > 0) return fail(kCheckFailed, fmt::format("{} of {} cases gave a wrong result", wrong, rows.size()));
+  if (wrong > 0) return fail(kCheckFailed, format("{} of {} cases gave a wrong result", wrong, rows.size()));
   return kSuccess;
 }
 
 }  // namespace
 
-Command add_bench(CLI::App& parent) {
+Command add_bench(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("bench", "Measure speed against measured ceilings");
-  app->add_option("--suite", o->suite, "bench, bench-long, bench-gpu or any other; default: by the device")
-      ->type_name("NAME")
-      ->check(quiet(CLI::IsMember(verify::suite_names())));
-  app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
-  app->add_option("--arch-code", o->arch_code,
-                  "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...; default: TESSERA_CODE_ARCH, "
-                  "else native")
-      ->type_name("ARCH")
-      ->capture_default_str();
-  app->add_flag("--check", o->check, "Check each case against the oracle before it is timed; a wrong one is not");
-  app->add_flag(
-      "--evidence", o->evidence,
-      "Suite evidence: each case checked, then 300 single calls, launch included, with p50, p95 and p99; each "
-      "result must have the bits of the checked one or be as right");
-  app->add_flag("--first-use", o->first_use, "GPU: also how long each kernel's first use takes; compiles them all");
-  app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
-  app->add_option("--min-time", o->min_time, "Seconds to spend on a case, at the least")
-      ->type_name("SECONDS")
-      ->check(quiet(CLI::Range(0.0, 600.0)))
-      ->capture_default_str();
-  app->add_option("--threads", o->threads, "CPU threads; 0: the default")
-      ->type_name("N")
-      ->check(quiet(CLI::NonNegativeNumber))
-      ->capture_default_str();
-  app->add_option("--json", o->json, "Write all figures to this file")->type_name("FILE");
-  app->add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
-  app->footer(
+  const App app = parent.add_subcommand("bench", "Measure speed against measured ceilings");
+  app.add_option("--suite", o->suite, "bench, bench-long, bench-gpu or any other; default: by the device")
+      .type_name("NAME")
+      .one_of(verify::suite_names());
+  app.add_option("--device", o->device, "cpu, cuda or cuda:N").type_name("DEVICE").shows_default();
+  app.add_option("--arch-code", o->arch_code,
+                 "Code for this architecture, on a newer GPU: native, sm_75, sm_80, ...; default: TESSERA_CODE_ARCH, "
+                 "else native")
+      .type_name("ARCH")
+      .shows_default();
+  app.add_flag("--check", o->check, "Check each case against the oracle before it is timed; a wrong one is not");
+  app.add_flag("--evidence", o->evidence,
+               "Suite evidence: each case checked, then 300 single calls, launch included, with p50, p95 and p99; each "
+               "result must have the bits of the checked one or be as right");
+  app.add_flag("--first-use", o->first_use, "GPU: also how long each kernel's first use takes; compiles them all");
+  app.add_option("--filter", o->filter, "Only cases with this in their name").type_name("TEXT");
+  app.add_option("--min-time", o->min_time, "Seconds to spend on a case, at the least")
+      .type_name("SECONDS")
+      .range(0.0, 600.0)
+      .shows_default();
+  app.add_option("--threads", o->threads, "CPU threads; 0: the default").type_name("N").non_negative().shows_default();
+  app.add_option("--json", o->json, "Write all figures to this file").type_name("FILE");
+  app.add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
+  app.footer(
       "GFLOP/s count useful operations only: of attention, those of the visible (query, key) pairs. fp32 is compared\n"
       "with the fp32 FMA peak, 16-bit types with the fastest unit that was measured, and what waits for memory with\n"
       "reading as many bytes as it must move. On a GPU, what computes is compared with the tensor cores' rate through\n"

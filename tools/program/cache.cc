@@ -1,17 +1,24 @@
 // `tessera cache`: compiled kernels on disk.
 #include "jit/cache.h"
 
-#include <fmt/chrono.h>
-#include <fmt/format.h>
-
 #include <ctime>
 #include <memory>
 
+#include "base/format.h"
 #include "program/commands.h"
 #include "program/console.h"
 
 namespace tessera::tools {
 namespace {
+
+std::string time_text(std::int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  localtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M", &parts);
+  return text;
+}
 
 int list(const std::string& json_file) {
   const jit::DiskCache cache = jit::DiskCache::from_environment();
@@ -26,8 +33,7 @@ int list(const std::string& json_file) {
   for (const jit::CacheEntry& e : cache.list()) {
     total += e.bytes;
     ++count;
-    table.add({e.valid ? e.kernel : e.file, e.target, bytes_text(static_cast<double>(e.bytes)),
-               fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(static_cast<std::time_t>(e.modified))),
+    table.add({e.valid ? e.kernel : e.file, e.target, bytes_text(static_cast<double>(e.bytes)), time_text(e.modified),
                e.valid ? "" : paint(Style::kWarn, "not valid: will be replaced")});
     entries.push_back({{"file", e.file},
                        {"kernel", e.kernel},
@@ -37,8 +43,8 @@ int list(const std::string& json_file) {
                        {"valid", e.valid}});
   }
   if (!table.empty()) table.print();
-  fmt::print("{} {}, {} in {}\n", count, count == 1 ? "entry" : "entries", bytes_text(static_cast<double>(total)),
-             cache.directory().empty() ? "no folder" : cache.directory());
+  print("{} {}, {} in {}\n", count, count == 1 ? "entry" : "entries", bytes_text(static_cast<double>(total)),
+        cache.directory().empty() ? "no folder" : cache.directory());
   return write_json(json_file, {{"directory", cache.directory()}, {"bytes", total}, {"entries", entries}});
 }
 
@@ -46,14 +52,14 @@ int clear(const std::string& json_file) {
   const jit::DiskCache cache = jit::DiskCache::from_environment();
   const Result<int> removed = cache.clear();
   if (!removed.ok()) return fail(kCheckFailed, removed.status().message());
-  fmt::print("removed {} {} from {}\n", *removed, *removed == 1 ? "file" : "files", cache.directory());
+  print("removed {} {} from {}\n", *removed, *removed == 1 ? "file" : "files", cache.directory());
   return write_json(json_file, {{"directory", cache.directory()}, {"removed", *removed}});
 }
 
 int path(const std::string& json_file) {
   const jit::CacheState state = jit::DiskCache::from_environment().state();
   if (state.directory.empty()) return fail(kCheckFailed, state.reason);
-  fmt::print("{}\n", state.directory);
+  print("{}\n", state.directory);
   return write_json(json_file, {{"directory", state.directory},
                                 {"readable", state.readable},
                                 {"writable", state.writable},
@@ -62,24 +68,24 @@ int path(const std::string& json_file) {
 
 }  // namespace
 
-Command add_cache(CLI::App& parent) {
+Command add_cache(App parent) {
   auto json = std::make_shared<std::string>();
-  CLI::App* app = parent.add_subcommand("cache", "List or clear the compiled kernels on disk");
-  app->add_option("--json", *json, "Write the answer to this file")->type_name("FILE");
-  app->require_subcommand(1);
-  CLI::App* list_app = app->add_subcommand("list", "What is there, and how large");
-  CLI::App* clear_app = app->add_subcommand("clear", "Remove all entries");
-  CLI::App* path_app = app->add_subcommand("path", "Print the folder");
-  for (CLI::App* sub : {list_app, clear_app, path_app}) sub->fallthrough();  // --json may come last
-  app->footer(
+  const App app = parent.add_subcommand("cache", "List or clear the compiled kernels on disk");
+  app.add_option("--json", *json, "Write the answer to this file").type_name("FILE");
+  app.require_subcommand();
+  const App list_app = app.add_subcommand("list", "What is there, and how large");
+  const App clear_app = app.add_subcommand("clear", "Remove all entries");
+  const App path_app = app.add_subcommand("path", "Print the folder");
+  for (const App& sub : {list_app, clear_app, path_app}) sub.fallthrough();  // --json may come last
+  app.footer(
       "The folder is TESSERA_CACHE_DIR, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera.\n\n"
       "Examples:\n"
       "  tessera cache list\n"
       "  tessera cache clear\n"
       "  du -sh \"$(tessera cache path)\"");
   return {app, [=] {
-            if (clear_app->parsed()) return clear(*json);
-            if (path_app->parsed()) return path(*json);
+            if (clear_app.parsed()) return clear(*json);
+            if (path_app.parsed()) return path(*json);
             return list(*json);
           }};
 }

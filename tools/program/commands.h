@@ -1,31 +1,20 @@
-// The subcommands: one file each. add_x declares its flags on the app and returns what runs it; the int is an ExitCode.
+// The subcommands: one file each. add_x declares its flags and returns what runs it.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <functional>
+#include "program/options.h"
 
 namespace tessera::tools {
 
-using Run = std::function<int()>;
-
-struct Command {
-  CLI::App* app;
-  Run run;
-};
-
-// A check that does not spell itself out in --help, because the option's own text says it better.
-inline CLI::Validator quiet(CLI::Validator check) { return check.description(""); }
-
-Command add_doctor(CLI::App& parent);
-Command add_verify(CLI::App& parent);
-Command add_fuzz(CLI::App& parent);
-Command add_bench(CLI::App& parent);
-Command add_explain(CLI::App& parent);
-Command add_compile(CLI::App& parent);
-Command add_cache(CLI::App& parent);
-Command add_kernels(CLI::App& parent);
-Command add_report(CLI::App& parent);
-Command add_tune(CLI::App& parent);
-Command add_cases(CLI::App& parent);
+Command add_doctor(App parent);
+Command add_verify(App parent);
+Command add_fuzz(App parent);
+Command add_bench(App parent);
+Command add_explain(App parent);
+Command add_compile(App parent);
+Command add_cache(App parent);
+Command add_kernels(App parent);
+Command add_report(App parent);
+Command add_tune(App parent);
+Command add_cases(App parent);
 
 }  // namespace tessera::tools

@@ -1,10 +1,9 @@
 // `tessera compile`: the compile gate. Every candidate of every kernel, for GPUs that need not be present.
-#include <fmt/format.h>
-
 #include <memory>
 #include <set>
 #include <thread>
 
+#include "base/format.h"
 #include "jit/gate.h"
 #include "jit/nvrtc.h"
 #include "program/commands.h"
@@ -24,6 +23,7 @@ struct Options {
   bool progress = false;
   bool stop = false;
   bool brief = false;
+  bool pairs = false;
   bool ptx = false;
 };
 
@@ -52,14 +52,15 @@ int run(const Options& o) {
   std::vector<jit::CompileRequest> requests;
   for (const std::string& arch : o.archs) {
     std::set<std::string> seen;  // headers
-    for (const jit::KernelInstance& instance : verify::gate_instances(arch)) {
+    const std::vector<jit::KernelInstance> all = verify::gate_instances(arch);
+    for (const jit::KernelInstance& instance : o.pairs ? jit::pairwise(all) : all) {
       if (instance.name.find(o.kernel) == std::string::npos) continue;
       if (!seen.insert(instance.header).second && o.brief) continue;
       requests.push_back({instance, {arch, o.ptx}, {}, {}});
     }
   }
   if (requests.empty()) {
-    return fail(kBadUsage, fmt::format("no kernel for {} has '{}' in its name", fmt::join(o.archs, ", "), o.kernel));
+    return fail(kBadUsage, format("no kernel for {} has '{}' in its name", join(o.archs, ", "), o.kernel));
   }
 
   jit::GateReport report;
@@ -96,7 +97,7 @@ int run(const Options& o) {
   for (const jit::GateRow& row : report.rows) {
     const jit::Resources& r = row.resources;
     const bool known = r.registers >= 0;
-    const auto number = [&](int value) { return known ? fmt::format("{}", value) : std::string("-"); };
+    const auto number = [&](int value) { return known ? format("{}", value) : std::string("-"); };
     table.add({row.kernel, row.arch, number(r.registers), number(r.spill_store_bytes + r.spill_load_bytes),
                number(r.static_smem_bytes + row.dynamic_smem_bytes),
                row.origin == jit::Origin::kCompiled ? seconds_text(row.seconds) : "cached",
@@ -105,13 +106,13 @@ int run(const Options& o) {
   }
   table.print();
   for (const jit::GateRow& row : report.rows) {
-    if (!row.passed()) fmt::print("\n{} {} {}\n{}\n", paint(Style::kBad, "failed"), row.kernel, row.arch, row.failure);
+    if (!row.passed()) print("\n{} {} {}\n{}\n", paint(Style::kBad, "failed"), row.kernel, row.arch, row.failure);
   }
   const int bad = report.failures();
-  fmt::print("\n{} of {} passed in {}, NVRTC {}.{}\n", report.rows.size() - static_cast<std::size_t>(bad),
-             report.rows.size(), seconds_text(report.seconds), nvrtc->major, nvrtc->minor);
+  print("\n{} of {} passed in {}, NVRTC {}.{}\n", report.rows.size() - static_cast<std::size_t>(bad),
+        report.rows.size(), seconds_text(report.seconds), nvrtc->major, nvrtc->minor);
 
-  Json json{{"nvrtc", fmt::format("{}.{}", nvrtc->major, nvrtc->minor)},
+  Json json{{"nvrtc", format("{}.{}", nvrtc->major, nvrtc->minor)},
             {"archs", o.archs},
             {"failed", bad},
             {"seconds", report.seconds},
@@ -123,31 +124,33 @@ int run(const Options& o) {
 
 }  // namespace
 
-Command add_compile(CLI::App& parent) {
+Command add_compile(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("compile", "Compile every kernel without a GPU and read ptxas's report");
-  app->add_option("--arch", o->archs, "Architectures, separated by commas")
-      ->type_name("ARCH")
-      ->delimiter(',')
-      ->check(quiet(CLI::IsMember(verify::known_archs())))
-      ->capture_default_str();
-  app->add_option("--kernel", o->kernel, "Only kernels with this in their name")->type_name("TEXT");
-  app->add_flag("--brief", o->brief, "One instance of each kernel");
-  app->add_flag("--ptx", o->ptx, "To PTX alone, without ptxas and its report: whether a kernel compiles");
-  app->add_option("--jobs", o->jobs, "Compilations at once; 0: one per core")
-      ->type_name("N")
-      ->check(quiet(CLI::NonNegativeNumber))
-      ->capture_default_str();
-  app->add_flag("--fresh", o->fresh, "Compile even what the cache has");
-  app->add_flag("--stop,!--keep-going", o->stop, "Stop at the first failure; by default all are compiled");
-  app->add_option("--json", o->json, "Write the table to this file")->type_name("FILE");
-  app->add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
-  app->footer(
+  const App app = parent.add_subcommand("compile", "Compile every kernel without a GPU and read ptxas's report");
+  app.add_option("--arch", o->archs, "Architectures, separated by commas")
+      .type_name("ARCH")
+      .delimiter(',')
+      .one_of(verify::known_archs())
+      .shows_default();
+  app.add_option("--kernel", o->kernel, "Only kernels with this in their name").type_name("TEXT");
+  app.add_flag("--brief", o->brief, "One instance of each kernel");
+  app.add_flag("--pairs", o->pairs, "Of each kernel, instances with every two values that Config fields have together");
+  app.add_flag("--ptx", o->ptx, "To PTX alone, without ptxas and its report: whether a kernel compiles");
+  app.add_option("--jobs", o->jobs, "Compilations at once; 0: one per core")
+      .type_name("N")
+      .non_negative()
+      .shows_default();
+  app.add_flag("--fresh", o->fresh, "Compile even what the cache has");
+  app.add_flag("--stop,!--keep-going", o->stop, "Stop at the first failure; by default all are compiled");
+  app.add_option("--json", o->json, "Write the table to this file").type_name("FILE");
+  app.add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
+  app.footer(
       "A row fails on a spill, on more shared memory than the architecture has, and if ptxas says that wgmma was\n"
       "serialised. smem and spills are in bytes.\n\n"
       "Examples:\n"
       "  tessera compile\n"
       "  tessera compile --arch sm_75,sm_90a --kernel backward_preprocess\n"
+      "  tessera compile --arch sm_80 --pairs\n"
       "  tessera compile --arch sm_100,sm_120 --brief\n"
       "  tessera compile --fresh --json compile.json");
   return {app, [o] { return run(*o); }};

@@ -1,6 +1,6 @@
 #include "program/console.h"
+#include "base/format.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -58,12 +58,14 @@ std::string paint(Style style, std::string_view text) {
       code = "33";
       break;
   }
-  return fmt::format("\033[{}m{}\033[0m", code, text);
+  return format("\033[{}m{}\033[0m", code, text);
 }
+
+void write_text(std::FILE* to, std::string_view text) { std::fwrite(text.data(), 1, text.size(), to); }
 
 int fail(ExitCode code, std::string_view message) {
   std::fflush(stdout);
-  fmt::print(stderr, "error: {}\n", message);
+  print(stderr, "error: {}\n", message);
   return code;
 }
 
@@ -82,7 +84,7 @@ void Table::print() const {
       text += columns_[c].align == Align::kLeft ? cell + gap : gap + cell;
     }
     text.erase(text.find_last_not_of(' ') + 1);
-    fmt::print("{}\n", text);
+    tools::print("{}\n", text);
   };
   line([&](std::size_t c) { return paint(Style::kDim, columns_[c].title); });
   for (const auto& row : rows_) line([&](std::size_t c) { return c < row.size() ? row[c] : std::string(); });
@@ -98,39 +100,39 @@ void Progress::step(std::string_view doing) {
     const std::size_t tenth = done * 10 / total_;
     if (tenth == last_tenth_) return;
     last_tenth_ = tenth;
-    fmt::print(stderr, "{}: {} of {}\n", label_, done, total_);
+    print(stderr, "{}: {} of {}\n", label_, done, total_);
     return;
   }
   constexpr std::size_t kWidth = 24;
   const std::size_t full = done * kWidth / total_;
   const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
   std::string left;
-  if (done > 0 && spent > 2) left = fmt::format(", {:.0f} s left", spent / double(done) * double(total_ - done));
-  std::string text = fmt::format("{} [{}{}] {}/{}{}  {}", label_, std::string(full, '='),
-                                 std::string(kWidth - full, ' '), done, total_, left, doing);
+  if (done > 0 && spent > 2) left = format(", {:.0f} s left", spent / double(done) * double(total_ - done));
+  std::string text = format("{} [{}{}] {}/{}{}  {}", label_, std::string(full, '='), std::string(kWidth - full, ' '),
+                            done, total_, left, doing);
   if (text.size() >= terminal_width()) text.resize(terminal_width() - 1);
-  fmt::print(stderr, "\r\033[K{}", text);
+  print(stderr, "\r\033[K{}", text);
   std::fflush(stderr);
   drawn_ = true;
 }
 
 void Progress::finish() {
-  if (drawn_) fmt::print(stderr, "\r\033[K");
+  if (drawn_) print(stderr, "\r\033[K");
   std::fflush(stderr);
   drawn_ = false;
 }
 
 std::string seconds_text(double seconds) {
-  if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
-  if (seconds < 1) return fmt::format("{:.2f} ms", seconds * 1e3);
-  return fmt::format("{:.2f} s", seconds);
+  if (seconds < 1e-3) return format("{:.1f} us", seconds * 1e6);
+  if (seconds < 1) return format("{:.2f} ms", seconds * 1e3);
+  return format("{:.2f} s", seconds);
 }
 
 std::string bytes_text(double bytes) {
-  if (bytes < 1e3) return fmt::format("{:.0f} B", bytes);
-  if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);
-  if (bytes < 1e9) return fmt::format("{:.1f} MB", bytes / 1e6);
-  return fmt::format("{:.2f} GB", bytes / 1e9);
+  if (bytes < 1e3) return format("{:.0f} B", bytes);
+  if (bytes < 1e6) return format("{:.1f} kB", bytes / 1e3);
+  if (bytes < 1e9) return format("{:.1f} MB", bytes / 1e6);
+  return format("{:.2f} GB", bytes / 1e9);
 }
 
 ExitCode exit_code_of(const Status& status) {
@@ -152,13 +154,13 @@ int write_json(const std::string& file, const Json& json) {
   // Names come from outside (a CPU's, a path's): invalid UTF-8 is replaced instead of raising an exception.
   const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
   if (file == "-") {
-    fmt::print("{}", text);
+    print("{}", text);
     return kSuccess;
   }
   std::ofstream out(file);
   out << text;
   out.close();
-  if (!out) return fail(kBadUsage, fmt::format("cannot write {}", file));
+  if (!out) return fail(kBadUsage, format("cannot write {}", file));
   return kSuccess;
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/format.h"
 #include "base/status.h"
 
 namespace tessera::tools {
@@ -27,6 +29,16 @@ enum class Style { kBold, kDim, kGood, kBad, kWarn };
 
 // Coloured if stdout is a terminal and NO_COLOR is not set; otherwise plain.
 std::string paint(Style style, std::string_view text);
+
+void write_text(std::FILE* to, std::string_view text);
+template <class... Args>
+void print(std::FILE* to, fmt::format_string<Args...> text, Args&&... args) {
+  write_text(to, tessera::vformat(text, fmt::make_format_args(args...)));
+}
+template <class... Args>
+void print(fmt::format_string<Args...> text, Args&&... args) {
+  write_text(stdout, tessera::vformat(text, fmt::make_format_args(args...)));
+}
 
 // "error: ..." on stderr; returns the code, so that a command can `return fail(...)`.
 int fail(ExitCode code, std::string_view message);

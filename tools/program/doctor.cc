@@ -1,5 +1,4 @@
 // `tessera doctor`: what this machine has, what is missing, and what will be used.
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,7 +35,7 @@ std::string cpu_model() {
   return "unknown";
 }
 
-void line(const char* what, const std::string& text) { fmt::print("  {:<10}{}\n", what, text); }
+void line(const char* what, const std::string& text) { print("  {:<10}{}\n", what, text); }
 
 std::string good(const std::string& text) { return paint(Style::kGood, "ok") + "  " + text; }
 std::string missing(const std::string& text) { return paint(Style::kWarn, "--") + "  " + text; }
@@ -46,7 +45,7 @@ Json report_cpu() {
   const int threads = tessera_num_threads();
   const std::string model = cpu_model();
   const std::string isa = cpu::isa_name();
-  line("cpu", good(fmt::format("{}, {}, {} thread{}", model, isa, threads, threads == 1 ? "" : "s")));
+  line("cpu", good(format("{}, {}, {} thread{}", model, isa, threads, threads == 1 ? "" : "s")));
   return {{"model", model}, {"isa", isa}, {"threads", threads}};
 }
 
@@ -59,13 +58,13 @@ std::string word_about(const cuda::DeviceInfo& d) {
   if (!code.ok()) return code.status().message();
   if (code->own && code->target.ptx) {
     const bool known = limits_of(code->compute).arch != 0;
-    return fmt::format(
+    return format(
         "{}: it runs portable code, the PTX of {}, on which nothing has been verified or tuned",
         known ? "the compiler does not know this architecture" : "no architecture of this name is known to Tessera",
         code->target.arch);
   }
   if (d.major == 9 && d.minor == 0) return "";
-  return fmt::format(
+  return format(
       "code for {} is compiled by every release's tests, but has not run on such a GPU; "
       "`tessera verify --device cuda:{}` checks it here",
       cuda::arch_of(d), d.index);
@@ -81,7 +80,7 @@ Json report_cuda(std::vector<cuda::DeviceInfo>* usable) {
     return json;
   }
   for (const cuda::DeviceInfo& d : *found) {
-    const std::string text = fmt::format(
+    const std::string text = format(
         "cuda:{} {}, {}, {} SMs, {}, driver for CUDA {}.{}", d.index, d.name, cuda::arch_of(d), d.multiprocessors,
         bytes_text(static_cast<double>(d.memory_bytes)), d.driver_version / 1000, d.driver_version % 1000 / 10);
     line(d.index == 0 ? "cuda" : "", is_served(d) ? good(text) : missing(text + ": older than sm_75"));
@@ -106,11 +105,11 @@ Json report_nvrtc(bool* usable) {
   *usable = info.ok() && info->fits;
   Json json{{"found", info.ok()}, {"driver_version", search.driver_version}};
   if (info.ok()) {
-    const std::string text = fmt::format("{}.{}, {} ({}), build {}", info->major, info->minor, info->path, info->reason,
-                                         info->build.substr(0, 12));
+    const std::string text = format("{}.{}, {} ({}), build {}", info->major, info->minor, info->path, info->reason,
+                                    info->build.substr(0, 12));
     line("nvrtc", info->fits ? good(text) : missing(text));
     if (!info->fits) line("", more(info->note));
-    json["version"] = fmt::format("{}.{}", info->major, info->minor);
+    json["version"] = format("{}.{}", info->major, info->minor);
     json["path"] = info->path;
     json["reason"] = info->reason;
     json["build"] = info->build;
@@ -121,7 +120,7 @@ Json report_nvrtc(bool* usable) {
   }
   for (const jit::NvrtcPlace& place : search.places) {
     if (!info.ok() || place.outcome.rfind("passed over", 0) == 0) {
-      line("", more(fmt::format("{} ({}): {}", place.path, place.reason, place.outcome)));
+      line("", more(format("{} ({}): {}", place.path, place.reason, place.outcome)));
     }
     json["places"].push_back({{"path", place.path},
                               {"reason", place.reason},
@@ -132,12 +131,12 @@ Json report_nvrtc(bool* usable) {
   }
   const Result<jit::NvrtcInfo> ptx = jit::nvrtc_info(true);
   if (info.ok() && ptx.ok() && (ptx->path != info->path || ptx->fits != info->fits)) {
-    line("", more(ptx->fits ? fmt::format("for PTX: {}.{}, {}", ptx->major, ptx->minor, ptx->path)
-                            : fmt::format("for PTX: {}", ptx->note)));
-    json["ptx"] = {{"version", fmt::format("{}.{}", ptx->major, ptx->minor)}, {"path", ptx->path}, {"fits", ptx->fits}};
+    line("", more(ptx->fits ? format("for PTX: {}.{}, {}", ptx->major, ptx->minor, ptx->path)
+                            : format("for PTX: {}", ptx->note)));
+    json["ptx"] = {{"version", format("{}.{}", ptx->major, ptx->minor)}, {"path", ptx->path}, {"fits", ptx->fits}};
   }
   if (const jit::KernelSources& sources = jit::kernel_sources(); !sources.folder.empty()) {
-    const std::string text = fmt::format("kernels come from {} (TESSERA_KERNEL_SOURCES)", sources.folder);
+    const std::string text = format("kernels come from {} (TESSERA_KERNEL_SOURCES)", sources.folder);
     line("", paint(Style::kWarn, sources.status.ok() ? text : sources.status.message()));
     json["kernel_sources"] = sources.folder;
   }
@@ -160,11 +159,11 @@ Json report_cache() {
     }
   }
   if (state.readable && state.writable) {
-    line("cache", good(fmt::format("{}, {} {}, {}", state.directory, entries, entries == 1 ? "entry" : "entries",
-                                   bytes_text(static_cast<double>(bytes)))));
+    line("cache", good(format("{}, {} {}, {}", state.directory, entries, entries == 1 ? "entry" : "entries",
+                              bytes_text(static_cast<double>(bytes)))));
   } else {
-    line("cache", missing(fmt::format("{}: {}", state.directory.empty() ? "no folder" : state.directory,
-                                      state.readable ? "can be read but not written" : "not used")));
+    line("cache", missing(format("{}: {}", state.directory.empty() ? "no folder" : state.directory,
+                                 state.readable ? "can be read but not written" : "not used")));
     line("", more(state.reason));
   }
   return {{"directory", state.directory}, {"readable", state.readable}, {"writable", state.writable},
@@ -181,7 +180,7 @@ Json report_tuning() {
   const Result<engine::TuningTable> table = engine::TuningTable::open(file, engine::TuningTable::Access::kRead);
   const Result<std::vector<engine::TuningEntry>> entries = table.ok() ? table->entries() : table.status();
   if (!entries.ok()) {
-    line("tuning", missing(fmt::format("{}: not used", file)));
+    line("tuning", missing(format("{}: not used", file)));
     line("", more(entries.status().message()));
     json["reason"] = entries.status().message();
     return json;
@@ -191,8 +190,8 @@ Json report_tuning() {
                                      [&](const engine::TuningEntry& e) { return sources.count(e.source) > 0; });
   json["entries"] = entries->size();
   json["of_these_kernels"] = current;
-  line("tuning", good(fmt::format("{}, {} {}, {} of these kernels", file, entries->size(),
-                                  entries->size() == 1 ? "entry" : "entries", current)));
+  line("tuning", good(format("{}, {} {}, {} of these kernels", file, entries->size(),
+                             entries->size() == 1 ? "entry" : "entries", current)));
   if (engine::tuning_forbidden()) line("", paint(Style::kWarn, "TESSERA_NO_TUNING is set: plans do not read it"));
   return json;
 }
@@ -208,7 +207,7 @@ std::vector<std::string> ops_served(const engine::Device& device) {
 }
 
 int run(const std::string& json_file) {
-  fmt::print("{}\n", paint(Style::kBold, fmt::format("tessera {}", tessera_version())));
+  print("{}\n", paint(Style::kBold, format("tessera {}", tessera_version())));
   Json json{{"version", tessera_version()}};
   bool nvrtc = false;
   std::vector<cuda::DeviceInfo> gpus;
@@ -218,8 +217,7 @@ int run(const std::string& json_file) {
   json["cache"] = report_cache();
   json["tuning"] = report_tuning();
 
-  std::string verdict =
-      fmt::format("{} run on the CPU", join(ops_served(engine::cpu_device(tessera_num_threads())), ", "));
+  std::string verdict = format("{} run on the CPU", join(ops_served(engine::cpu_device(tessera_num_threads())), ", "));
   std::vector<std::string> on_gpu;
   if (gpus.empty()) {
     verdict += "; there is no GPU to use";
@@ -228,10 +226,10 @@ int run(const std::string& json_file) {
   } else {
     const Result<engine::Device> device = engine::device_at({TESSERA_CUDA, gpus.front().index});
     if (device.ok()) on_gpu = ops_served(*device);
-    verdict += fmt::format("; {} also on cuda:{} ({})", on_gpu.empty() ? "none" : join(on_gpu, ", "),
-                           gpus.front().index, gpus.front().name);
+    verdict += format("; {} also on cuda:{} ({})", on_gpu.empty() ? "none" : join(on_gpu, ", "), gpus.front().index,
+                      gpus.front().name);
   }
-  fmt::print("\n{}.\n", verdict);
+  print("\n{}.\n", verdict);
   json["verdict"] = verdict;
   json["gpu_serves"] = on_gpu;
   return write_json(json_file, json);
@@ -239,11 +237,11 @@ int run(const std::string& json_file) {
 
 }  // namespace
 
-Command add_doctor(CLI::App& parent) {
+Command add_doctor(App parent) {
   auto json = std::make_shared<std::string>();
-  CLI::App* app = parent.add_subcommand("doctor", "Show what this machine has and what will be used");
-  app->add_option("--json", *json, "Write the findings to this file")->type_name("FILE");
-  app->footer(
+  const App app = parent.add_subcommand("doctor", "Show what this machine has and what will be used");
+  app.add_option("--json", *json, "Write the findings to this file").type_name("FILE");
+  app.footer(
       "A machine without a GPU or without NVRTC is no failure: doctor says what that leaves, and exits with 0.\n\n"
       "Examples:\n"
       "  tessera doctor\n"

@@ -1,10 +1,9 @@
 #include "program/evidence.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 
+#include "base/format.h"
 #include "bench/compare_config.h"
 #include "jit/config_text.h"
 
@@ -12,7 +11,7 @@ namespace tessera::tools {
 namespace {
 
 jit::KernelInstance instance_of(const CompareConfig& config) {
-  return {.name = fmt::format("compare_{}", name_of(config.dtype)),
+  return {.name = format("compare_{}", name_of(config.dtype)),
           .header = "bench/compare.cuh",
           .entry = "compare",
           .params = "CompareParams",
@@ -30,8 +29,7 @@ Result<Evidence> Evidence::begin(verify::Call& call, verify::Device& device, con
   for (verify::Buffer* buffer : call.buffers()) {
     if (!buffer->written) continue;
     if (!buffer->before.empty()) {
-      return Status(TESSERA_UNSUPPORTED,
-                    fmt::format("{} is read and written: a second call is another one", buffer->name));
+      return Status(TESSERA_UNSUPPORTED, format("{} is read and written: a second call is another one", buffer->name));
     }
     const auto found = spare.find(buffer->name);
     Output output{buffer, found == spare.end() ? 0 : found->second, {}, {}};
@@ -88,8 +86,8 @@ void Evidence::judge(int n, const Output& output, std::uint64_t differing, doubl
   if (right) {
     if (difference > 0) largest_ = std::max(largest_, difference / output.spare);
   } else if (wrong_.empty()) {
-    wrong_ = fmt::format("call {}: {} elements of {} differ from a right result by up to {:.3g}, allowed {:.3g}", n + 1,
-                         differing, output.buffer->name, difference, output.spare);
+    wrong_ = format("call {}: {} elements of {} differ from a right result by up to {:.3g}, allowed {:.3g}", n + 1,
+                    differing, output.buffer->name, difference, output.spare);
   }
 }
 

@@ -1,13 +1,11 @@
 // `tessera explain`: which kernel serves a problem, and why the others do not.
-#include <fmt/format.h>
-
 #include <charconv>
 #include <memory>
 #include <optional>
 
+#include "base/format.h"
 #include "program/commands.h"
 #include "program/console.h"
-#include "program/flags.h"
 #include "verify/family.h"
 
 namespace tessera::tools {
@@ -38,7 +36,7 @@ int run(const verify::Family& family, const verify::FlagValues& values, const Op
     const char* const asked = gpu ? nullptr : arch.c_str();
     const auto text = family.explain(values, device, asked, TESSERA_EXPLAIN_TEXT);
     if (!text.ok()) return fail(text.status());
-    if (o.json != "-") fmt::print("{}{}", first ? "" : "\n", *text);
+    if (o.json != "-") print("{}{}", first ? "" : "\n", *text);
     first = false;
     const auto json = family.explain(values, device, asked, TESSERA_EXPLAIN_JSON);
     if (!json.ok()) return fail(json.status());
@@ -51,29 +49,29 @@ int run(const verify::Family& family, const verify::FlagValues& values, const Op
 
 }  // namespace
 
-Command add_explain(CLI::App& parent) {
+Command add_explain(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("explain", "Say which kernel serves a problem, and why the others do not");
-  app->require_subcommand(1);
+  const App app = parent.add_subcommand("explain", "Say which kernel serves a problem, and why the others do not");
+  app.require_subcommand();
   const auto run_parsed = std::make_shared<Run>();
   std::string examples = "Examples:";
   for (const verify::Family* family : verify::families()) {
-    CLI::App* sub = app->add_subcommand(family->name, fmt::format("A problem of {}", family->name));
-    const auto values = add_flags(*sub, family->flags());
-    sub->add_option("--arch", o->archs,
-                    "cpu, sm_75 ... sm_90a, which need not be present, or cuda:N, which is, with what was tuned on it; "
-                    "separated by commas")
-        ->type_name("ARCH")
-        ->delimiter(',')
-        ->capture_default_str();
-    sub->add_option("--json", o->json, "Write the answers to this file; -: print them instead of the text")
-        ->type_name("FILE");
+    const App sub = app.add_subcommand(family->name, format("A problem of {}", family->name));
+    const auto values = sub.add_flags(family->flags());
+    sub.add_option("--arch", o->archs,
+                   "cpu, sm_75 ... sm_90a, which need not be present, or cuda:N, which is, with what was tuned on it; "
+                   "separated by commas")
+        .type_name("ARCH")
+        .delimiter(',')
+        .shows_default();
+    sub.add_option("--json", o->json, "Write the answers to this file; -: print them instead of the text")
+        .type_name("FILE");
     const std::string own = example_lines("tessera explain", *family);
-    sub->footer("Examples:" + own);
+    sub.footer("Examples:" + own);
     examples += own;
-    sub->callback([=] { *run_parsed = [=] { return run(*family, *values, *o); }; });
+    sub.callback([=] { *run_parsed = [=] { return run(*family, *values, *o); }; });
   }
-  app->footer(examples);
+  app.footer(examples);
   return {app, [run_parsed] { return (*run_parsed)(); }};
 }
 

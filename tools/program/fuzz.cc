@@ -1,6 +1,4 @@
 // `tessera fuzz`: random small problems of every family on a device, against the fp64 oracle, through the public C ABI.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -10,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "base/format.h"
 #include "program/commands.h"
 #include "program/console.h"
 #include "program/sources.h"
@@ -33,6 +32,7 @@ struct Options {
   std::uint64_t seed = 1;
   int problems = 1000;
   int instances = 200;
+  int kinds = 0;
   int threads = 0;
   double seconds = 0;
 };
@@ -86,6 +86,13 @@ bool within_limit(Tally& tally, const verify::Case& c, const engine::Explanation
   return true;
 }
 
+// A family's problems are of o.kinds kinds, which follow each other; each million of seeds has kinds of its own.
+std::uint64_t kind_of(const Options& o, std::uint64_t seed) {
+  if (o.kinds == 0) return seed;
+  const auto kinds = static_cast<std::uint64_t>(o.kinds);
+  return seed / 1'000'000 * kinds + seed / drawn_families().size() % kinds;
+}
+
 void work(const Options& o, verify::Device& device, Tally& tally, Clock::time_point end) {
   const engine::Device as_selected = device.as_selected();
   const std::vector<const verify::Family*> families = drawn_families();
@@ -97,7 +104,7 @@ void work(const Options& o, verify::Device& device, Tally& tally, Clock::time_po
   };
   while (!enough()) {
     const std::uint64_t seed = o.seed + tally.next++;
-    const std::unique_ptr<verify::Case> c = families[seed % families.size()]->random(seed);
+    const std::unique_ptr<verify::Case> c = families[seed % families.size()]->random(seed, kind_of(o, seed));
     const engine::Explanation explanation = c->explain(as_selected);
     if (explanation.options.empty()) {
       ++tally.refused;
@@ -137,21 +144,21 @@ int run(const Options& o) {
   });
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 
-  fmt::print("{}\n", devices.front()->name());
+  print("{}\n", devices.front()->name());
   Table table({{"kernel", Table::Align::kLeft}, {"problems"}, {"worst error / allowed"}});
   Json kernels = Json::object();
   for (const auto& [name, of] : tally.kernels) {
-    table.add({name, fmt::format("{}", of.problems), fmt::format("{:.2f}", of.worst_ratio)});
+    table.add({name, format("{}", of.problems), format("{:.2f}", of.worst_ratio)});
     kernels[name] = {{"problems", of.problems}, {"worst_ratio", of.worst_ratio}};
   }
   table.print();
   Json failures = Json::array();
   for (const Failure& f : tally.failures) {
-    fmt::print("{} {} --seed {}\n  {}\n", paint(Style::kBad, "failed"), f.name, f.seed, f.detail);
+    print("{} {} --seed {} --kinds {}\n  {}\n", paint(Style::kBad, "failed"), f.name, f.seed, o.kinds, f.detail);
     failures.push_back({{"seed", f.seed}, {"name", f.name}, {"detail", f.detail}});
   }
   const std::uint64_t last = o.seed + tally.next - 1;
-  fmt::print(
+  print(
       "{} of {} problems passed, seeds {} to {}, {} kernel instances, in {}; {} drawn that no kernel serves, {} left "
       "out for their instances\n",
       tally.judged - static_cast<int>(tally.failures.size()), tally.judged.load(), o.seed, last, tally.instance_count(),
@@ -167,6 +174,7 @@ int run(const Options& o) {
             {"refused", tally.refused.load()},
             {"passed_over", tally.passed_over.load()},
             {"instances", tally.instance_count()},
+            {"kinds", o.kinds},
             {"seconds", seconds},
             {"kernels", kernels},
             {"failures", failures}};
@@ -177,32 +185,31 @@ int run(const Options& o) {
 
 }  // namespace
 
-Command add_fuzz(CLI::App& parent) {
+Command add_fuzz(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("fuzz", "Check random small problems against the oracle");
-  app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
-  app->add_option("--arch-code", o->arch_code, "GPU: run this architecture's code")->type_name("ARCH");
-  app->add_option("--problems", o->problems, "How many")
-      ->type_name("N")
-      ->check(quiet(CLI::PositiveNumber))
-      ->capture_default_str();
-  app->add_option("--seed", o->seed, "Of the first problem; the next ones count up")
-      ->type_name("N")
-      ->capture_default_str();
-  app->add_option("--instances", o->instances, "Kernel instances at most; problems that need another are left out")
-      ->type_name("N")
-      ->check(quiet(CLI::PositiveNumber))
-      ->capture_default_str();
-  app->add_option("--threads", o->threads, "Problems at once; 0: one per core")
-      ->type_name("N")
-      ->check(quiet(CLI::NonNegativeNumber))
-      ->capture_default_str();
-  app->add_option("--seconds", o->seconds, "Stop after this time, however many were tried; 0: no limit")
-      ->type_name("S")
-      ->check(quiet(CLI::NonNegativeNumber))
-      ->capture_default_str();
-  app->add_option("--json", o->json, "Write counts, seeds and failures to this file")->type_name("FILE");
-  app->footer(
+  const App app = parent.add_subcommand("fuzz", "Check random small problems against the oracle");
+  app.add_option("--device", o->device, "cpu, cuda or cuda:N").type_name("DEVICE").shows_default();
+  app.add_option("--arch-code", o->arch_code, "GPU: run this architecture's code").type_name("ARCH");
+  app.add_option("--problems", o->problems, "How many").type_name("N").positive().shows_default();
+  app.add_option("--seed", o->seed, "Of the first problem; the next ones count up").type_name("N").shows_default();
+  app.add_option("--instances", o->instances, "Kernel instances at most; problems that need another are left out")
+      .type_name("N")
+      .positive()
+      .shows_default();
+  app.add_option("--kinds", o->kinds, "Kinds of problems of each family, for few kernel instances; 0: any")
+      .type_name("N")
+      .non_negative()
+      .shows_default();
+  app.add_option("--threads", o->threads, "Problems at once; 0: one per core")
+      .type_name("N")
+      .non_negative()
+      .shows_default();
+  app.add_option("--seconds", o->seconds, "Stop after this time, however many were tried; 0: no limit")
+      .type_name("S")
+      .non_negative()
+      .shows_default();
+  app.add_option("--json", o->json, "Write counts, seeds and failures to this file").type_name("FILE");
+  app.footer(
       "A number gives the same problem everywhere: a failure names the --seed that repeats it with --problems 1.\n\n"
       "Examples:\n"
       "  tessera fuzz --problems 10000\n"

@@ -1,6 +1,5 @@
 #include "program/gpu_kernels.h"
 
-#include <fmt/format.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/format.h"
 #include "bench/mma_peak_config.h"
 #include "cuda/code_arch.h"
 #include "cuda/kernel.h"
@@ -92,7 +92,7 @@ Result<double> measure_copy(verify::Device& device, double min_time) {
 }
 
 jit::KernelInstance instance_of(const MmaPeakConfig& config) {
-  return {.name = fmt::format("mma_peak_{}", name_of(config.dtype)),
+  return {.name = format("mma_peak_{}", name_of(config.dtype)),
           .header = "bench/mma_peak.cuh",
           .entry = "mma_peak",
           .params = "MmaPeakParams",
@@ -102,7 +102,7 @@ jit::KernelInstance instance_of(const MmaPeakConfig& config) {
 }
 
 jit::KernelInstance wgmma_instance_of(const MmaPeakConfig& config) {
-  return {.name = fmt::format("wgmma_peak_{}", name_of(config.dtype)),
+  return {.name = format("wgmma_peak_{}", name_of(config.dtype)),
           .header = "bench/wgmma_peak.cuh",
           .entry = "wgmma_peak",
           .params = "MmaPeakParams",
@@ -138,7 +138,7 @@ Result<Unit> measure_peak(verify::Device& device, bool wgmma, DType dtype, doubl
   });
   if (!samples.ok()) return samples.status();
   const double flops = (wgmma ? kWgmmaPeakFlops : kMmaPeakFlops) * params.iterations * grid.x;
-  return Unit{fmt::format("{} {}", wgmma ? "wgmma" : "mma.sync", name_of(dtype)), flops / summarise(*samples).median};
+  return Unit{format("{} {}", wgmma ? "wgmma" : "mma.sync", name_of(dtype)), flops / summarise(*samples).median};
 }
 
 Result<KernelBench> bench_gpu_kernels(verify::Device& device, const std::string& filter, double min_time,
@@ -192,17 +192,17 @@ Result<KernelBench> bench_gpu_kernels(verify::Device& device, const std::string&
   return out;
 }
 
-void print(const KernelBench& bench) {
+void print_bench(const KernelBench& bench) {
   using Align = Table::Align;
   if (!bench.rows.empty()) {
     Table table(
         {{"kernel", Align::kLeft}, {"instance", Align::kLeft}, {"median"}, {"p95"}, {"spread"}, {"GB/s"}, {"of copy"}});
     for (const KernelRow& row : bench.rows) {
       table.add({row.name, row.instance, seconds_text(row.timing.median), seconds_text(row.timing.p95),
-                 fmt::format("{:.0f}%", 100 * row.timing.spread), fmt::format("{:.0f}", row.bytes / 1e9),
-                 fmt::format("{:.0f}%", 100 * row.bytes / bench.copy_bandwidth)});
+                 format("{:.0f}%", 100 * row.timing.spread), format("{:.0f}", row.bytes / 1e9),
+                 format("{:.0f}%", 100 * row.bytes / bench.copy_bandwidth)});
     }
-    fmt::print("\n{}\n", paint(Style::kBold, "kernels that serve others"));
+    print("\n{}\n", paint(Style::kBold, "kernels that serve others"));
     table.print();
   }
   if (!bench.first_use.empty()) {
@@ -211,7 +211,7 @@ void print(const KernelBench& bench) {
       table.add({use.instance, seconds_text(use.compile), seconds_text(use.load), seconds_text(use.compile + use.load),
                  seconds_text(use.from_disk), seconds_text(use.from_disk + use.load)});
     }
-    fmt::print("\n{}\n", paint(Style::kBold, "first use of a kernel"));
+    print("\n{}\n", paint(Style::kBold, "first use of a kernel"));
     table.print();
   }
 }

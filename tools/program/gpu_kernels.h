@@ -45,7 +45,7 @@ Result<Unit> measure_peak(verify::Device& device, bool wgmma, DType dtype, doubl
 // first_use: also every kernel's first use, which compiles them all.
 Result<KernelBench> bench_gpu_kernels(verify::Device& device, const std::string& filter, double min_time,
                                       bool first_use, bool progress);
-void print(const KernelBench& bench);
+void print_bench(const KernelBench& bench);
 Json json_of(const KernelBench& bench);
 
 }  // namespace tessera::tools

@@ -1,9 +1,8 @@
 // `tessera kernels`: every GPU kernel, the hash of its code, and whether that code was verified on a GPU.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
 
+#include "base/format.h"
 #include "cuda/code_arch.h"
 #include "jit/sources.h"
 #include "program/commands.h"
@@ -28,7 +27,7 @@ int record(const Options& o) {
   const std::vector<std::string> known = verify::kernel_headers();
   for (const std::string& header : o.only) {
     if (std::find(known.begin(), known.end(), header) == known.end()) {
-      return fail(kBadUsage, fmt::format("there is no kernel '{}'; `tessera kernels` lists them", header));
+      return fail(kBadUsage, format("there is no kernel '{}'; `tessera kernels` lists them", header));
     }
   }
   if (o.only.empty() || o.by.empty()) return fail(kBadUsage, "--record needs --kernel and --by");
@@ -52,13 +51,13 @@ int run(const Options& o) {
     const std::string said = good                                   ? "verified"
                              : state.verified == Verified::kChanged ? "changed since it was verified"
                                                                     : "never verified";
-    fmt::print("{}  {}  {}{}{}\n", state.hash.substr(0, 12), state.header,
-               paint(good ? Style::kGood : Style::kWarn, said), state.where.empty() ? "" : ": ", state.where);
+    print("{}  {}  {}{}{}\n", state.hash.substr(0, 12), state.header, paint(good ? Style::kGood : Style::kWarn, said),
+          state.where.empty() ? "" : ": ", state.where);
     json.push_back({{"header", state.header}, {"hash", state.hash}, {"verified", said}, {"where", state.where}});
   }
   if (stale > 0) {
-    fmt::print("{} of {} kernels have not been verified on a GPU as they are now: scripts/gpu_check.sh does it\n",
-               stale, states.size());
+    print("{} of {} kernels have not been verified on a GPU as they are now: scripts/gpu_check.sh does it\n", stale,
+          states.size());
   }
   Json all{{"kernels", json}};
   note_sources(all);
@@ -68,19 +67,19 @@ int run(const Options& o) {
 
 }  // namespace
 
-Command add_kernels(CLI::App& parent) {
+Command add_kernels(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("kernels", "Say which kernels changed since they were verified on a GPU");
-  app->add_option("--results", o->results, "Folder of records, one subfolder for each GPU")
-      ->type_name("DIR")
-      ->capture_default_str();
-  app->add_flag("--strict", o->strict, "Fail if one has not been verified as it is now");
-  app->add_option("--record", o->record, "Write into this record that the kernels named were verified on this GPU")
-      ->type_name("FILE");
-  app->add_option("--kernel", o->only, "With --record: which")->type_name("HEADER")->delimiter(',');
-  app->add_option("--by", o->by, "With --record: by which test")->type_name("TEXT");
-  app->add_option("--json", o->json, "Write the list to this file")->type_name("FILE");
-  app->footer(
+  const App app = parent.add_subcommand("kernels", "Say which kernels changed since they were verified on a GPU");
+  app.add_option("--results", o->results, "Folder of records, one subfolder for each GPU")
+      .type_name("DIR")
+      .shows_default();
+  app.add_flag("--strict", o->strict, "Fail if one has not been verified as it is now");
+  app.add_option("--record", o->record, "Write into this record that the kernels named were verified on this GPU")
+      .type_name("FILE");
+  app.add_option("--kernel", o->only, "With --record: which").type_name("HEADER").delimiter(',');
+  app.add_option("--by", o->by, "With --record: by which test").type_name("TEXT");
+  app.add_option("--json", o->json, "Write the list to this file").type_name("FILE");
+  app.footer(
       "The hash is of a kernel's code and all that it includes, without comments. `verify --record` writes records.\n\n"
       "Examples:\n"
       "  tessera kernels\n"

@@ -1,12 +1,11 @@
 // `tessera report`: everything that was measured as one HTML file, and README's tables and picture from the same
 // results.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <fstream>
 #include <memory>
 #include <sstream>
 
+#include "base/format.h"
 #include "program/commands.h"
 #include "program/console.h"
 #include "results/history.h"
@@ -56,10 +55,10 @@ std::string with_tables(const std::string& text, const std::string& tables) {
 int write_or_check(const std::string& file, const std::string& text, bool check) {
   if (check) {
     if (read_file(file) == text) return kSuccess;
-    return fail(kCheckFailed, fmt::format("{} is not what the results say: `make results` updates it", file));
+    return fail(kCheckFailed, format("{} is not what the results say: `make results` updates it", file));
   }
-  if (!write_file(file, text)) return fail(kBadUsage, fmt::format("cannot write {}", file));
-  fmt::print("{}\n", file);
+  if (!write_file(file, text)) return fail(kBadUsage, format("cannot write {}", file));
+  print("{}\n", file);
   return kSuccess;
 }
 
@@ -72,7 +71,7 @@ int run(const Options& o) {
   int code = kSuccess;
   if (!o.readme.empty()) {
     const std::string text = with_tables(read_file(o.readme), results::readme_tables(*history));
-    if (text.empty()) return fail(kBadUsage, fmt::format("{} has no part that begins with {}", o.readme, kBegin));
+    if (text.empty()) return fail(kBadUsage, format("{} has no part that begins with {}", o.readme, kBegin));
     code = std::max(code, write_or_check(o.readme, text, o.check));
   }
   if (const auto picture = results::readme_picture(*history); !o.picture.empty() && picture) {
@@ -94,23 +93,22 @@ int run(const Options& o) {
 
 }  // namespace
 
-Command add_report(CLI::App& parent) {
+Command add_report(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("report", "Write everything that was measured as one HTML file");
-  app->add_option("--results", o->results, "Folder of results, one subfolder for each GPU")
-      ->type_name("DIR")
-      ->capture_default_str();
-  app->add_option("--history", o->history,
-                  "SQLite file that keeps every imported run; without it, only the results are shown")
-      ->type_name("FILE");
-  app->add_option("--output", o->output, "HTML file to write")->type_name("FILE")->capture_default_str();
-  app->add_option("--readme", o->readme, "Update the tables in this file instead of writing the page")
-      ->type_name("FILE");
-  app->add_option("--picture", o->picture, "Write the charts of speed to this SVG file instead of writing the page")
-      ->type_name("FILE");
-  app->add_flag("--check", o->check, "Write nothing; fail if a file is not what the results say");
-  app->add_option("--json", o->json, "Write the list of runs to this file")->type_name("FILE");
-  app->footer(
+  const App app = parent.add_subcommand("report", "Write everything that was measured as one HTML file");
+  app.add_option("--results", o->results, "Folder of results, one subfolder for each GPU")
+      .type_name("DIR")
+      .shows_default();
+  app.add_option("--history", o->history,
+                 "SQLite file that keeps every imported run; without it, only the results are shown")
+      .type_name("FILE");
+  app.add_option("--output", o->output, "HTML file to write").type_name("FILE").shows_default();
+  app.add_option("--readme", o->readme, "Update the tables in this file instead of writing the page").type_name("FILE");
+  app.add_option("--picture", o->picture, "Write the charts of speed to this SVG file instead of writing the page")
+      .type_name("FILE");
+  app.add_flag("--check", o->check, "Write nothing; fail if a file is not what the results say");
+  app.add_option("--json", o->json, "Write the list of runs to this file").type_name("FILE");
+  app.footer(
       "The page is self-contained: it has no script and makes no request. It follows the reader's light or dark "
       "theme.\n\n"
       "Examples:\n"

@@ -1,7 +1,6 @@
 #include "program/sources.h"
 
-#include <fmt/format.h>
-
+#include "base/format.h"
 #include "jit/sources.h"
 
 namespace tessera::tools {
@@ -9,7 +8,7 @@ namespace tessera::tools {
 void note_sources(Json& json) {
   const std::string& folder = jit::kernel_sources().folder;
   if (folder.empty()) return;
-  fmt::print("{}\n", paint(Style::kWarn, fmt::format("kernels come from {} (TESSERA_KERNEL_SOURCES)", folder)));
+  print("{}\n", paint(Style::kWarn, format("kernels come from {} (TESSERA_KERNEL_SOURCES)", folder)));
   json["kernel_sources"] = folder;
 }
 

@@ -1,16 +1,15 @@
 // `tessera tune`: searches the Configs of a problem's kernels on the GPU at hand and keeps the winner in the tuning table.
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 
+#include "base/format.h"
 #include "engine/json.h"
 #include "engine/tuning_table.h"
 #include "program/commands.h"
 #include "program/console.h"
-#include "program/flags.h"
 #include "program/tune_worker.h"
 #include "program/tuning.h"
 #include "results/date.h"
@@ -52,7 +51,7 @@ Result<Cases> problems(const verify::Family& family, const verify::FlagValues& v
     if (wanted) list.push_back(std::move(c));
   }
   if (list.empty()) {
-    return Status(TESSERA_INVALID_ARGUMENT, fmt::format("no case of suite {} has '{}' in its name", kSuite, o.cases));
+    return Status(TESSERA_INVALID_ARGUMENT, format("no case of suite {} has '{}' in its name", kSuite, o.cases));
   }
   return list;
 }
@@ -73,7 +72,7 @@ class ShortNames {
     for_each(choice, [&](const std::string& name, const std::string& value) {
       const auto kernel = values_.find(choice.kernel);
       if (kernel == values_.end() || kernel->second.at(name).size() < 2 || value == "false") return;
-      text += value == "true" ? " " + name : fmt::format(" {}={}", name, value);
+      text += value == "true" ? " " + name : format(" {}={}", name, value);
     });
     return text;
   }
@@ -108,15 +107,15 @@ int dry_run(const Options& o, const Cases& list) {
     }
     std::string kernels;
     for (const auto& [kernel, times] : count) {
-      kernels += fmt::format("{}{} {}", kernels.empty() ? "" : ", ", times, kernel);
+      kernels += format("{}{} {}", kernels.empty() ? "" : ", ", times, kernel);
     }
-    table.add({c->name, fmt::format("{}", space.choices.size()), kernels,
+    table.add({c->name, format("{}", space.choices.size()), kernels,
                space.choices.empty() ? paint(Style::kWarn, "no kernel serves it")
                                      : ShortNames(space.choices).of(space.choices.front())});
     json["problems"].push_back({{"problem", c->name}, {"configs", configs}});
   }
   if (o.json != "-") {
-    fmt::print("what a search on {} would choose from; nothing was run\n", o.arch);
+    print("what a search on {} would choose from; nothing was run\n", o.arch);
     table.print();
   }
   return write_json(o.json, json);
@@ -133,16 +132,16 @@ class Ticker {
   void show(const engine::SearchProgress& p) {
     if (!draws_ && p.generation == generation_) return;  // the final rounds count as one more
     generation_ = p.generation;
-    const auto us = [](double seconds) { return seconds > 0 ? fmt::format("{:.1f} us", seconds * 1e6) : "-"; };
-    const std::string stage = p.final ? "final rounds" : fmt::format("generation {}", p.generation);
-    const std::string text = fmt::format("{}: {}, candidate {}, {} disqualified, best {}, default {}", label_, stage,
-                                         p.tried, p.disqualified, us(p.best), us(p.fallback));
-    fmt::print(stderr, "{}{}{}", draws_ ? "\r\033[K" : "", text, draws_ ? "" : "\n");
+    const auto us = [](double seconds) { return seconds > 0 ? format("{:.1f} us", seconds * 1e6) : "-"; };
+    const std::string stage = p.final ? "final rounds" : format("generation {}", p.generation);
+    const std::string text = format("{}: {}, candidate {}, {} disqualified, best {}, default {}", label_, stage,
+                                    p.tried, p.disqualified, us(p.best), us(p.fallback));
+    print(stderr, "{}{}{}", draws_ ? "\r\033[K" : "", text, draws_ ? "" : "\n");
     std::fflush(stderr);
     drawn_ = draws_;
   }
   void finish() {
-    if (drawn_) fmt::print(stderr, "\r\033[K");
+    if (drawn_) print(stderr, "\r\033[K");
     drawn_ = false;
   }
 
@@ -180,15 +179,15 @@ void print_trials(const engine::SearchResult& found, const std::vector<engine::C
   std::map<std::string, int> count;
   for (const engine::Trial& t : found.trials) ++count[engine::name_of(t.state)];
   std::string text;
-  for (const auto& [state, times] : count) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", times, state);
-  fmt::print("  {} of {} Configs tried in {} generation{}: {}\n", found.trials.size(), space.size(), found.generations,
-             found.generations == 1 ? "" : "s", text);
+  for (const auto& [state, times] : count) text += format("{}{} {}", text.empty() ? "" : ", ", times, state);
+  print("  {} of {} Configs tried in {} generation{}: {}\n", found.trials.size(), space.size(), found.generations,
+        found.generations == 1 ? "" : "s", text);
   for (const engine::Trial& t : found.trials) {
     if (t.state != engine::Trial::State::kWrong && t.state != engine::Trial::State::kFailed) continue;
-    fmt::print("  {} {}: {}\n", paint(Style::kBad, engine::name_of(t.state)),
-               names.of(space[static_cast<std::size_t>(t.candidate)]), t.reason);
+    print("  {} {}: {}\n", paint(Style::kBad, engine::name_of(t.state)),
+          names.of(space[static_cast<std::size_t>(t.candidate)]), t.reason);
   }
-  if (lost > 0) fmt::print("  the process with the GPU was lost {} time{} and restarted\n", lost, lost == 1 ? "" : "s");
+  if (lost > 0) print("  the process with the GPU was lost {} time{} and restarted\n", lost, lost == 1 ? "" : "s");
 }
 
 Status keep(const TuneTarget& target, const verify::Case& c, const engine::Choice& winner, const Row& row, Json& json) {
@@ -213,7 +212,9 @@ Status keep(const TuneTarget& target, const verify::Case& c, const engine::Choic
 }
 
 Status tune_one(const Options& o, const TuneTarget& target, const verify::Case& c, Row& row, Json& json) {
-  const engine::SearchSpace space = c.search_space(target.device);
+  const Result<engine::SearchSpace> asked = ask_space(o.device, c);
+  if (!asked.ok()) return asked.status();
+  const engine::SearchSpace& space = *asked;
   if (space.choices.empty()) return {TESSERA_UNSUPPORTED, "no kernel on this GPU serves it"};
   const ShortNames names(space.choices);
   std::vector<std::vector<int>> genes;
@@ -226,14 +227,14 @@ Status tune_one(const Options& o, const TuneTarget& target, const verify::Case& 
   const Result<engine::SearchResult> found = engine::search(genes, space.offered, worker, options);
   ticker.finish();
   if (!found.ok()) return found.status();
-  fmt::print("{}\n", paint(Style::kBold, c.name));
+  print("{}\n", paint(Style::kBold, c.name));
   print_trials(*found, space.choices, names, worker.lost());
   json["trials"] = Json::array();
   for (const engine::Trial& t : found->trials) json["trials"].push_back(json_of(t, space.choices));
   const engine::Choice& winner = space.choices[static_cast<std::size_t>(found->winner)];
   if (const std::string wrong = worker.check_problem(found->winner); !wrong.empty()) {
     return {TESSERA_INTERNAL,
-            fmt::format("the winner is wrong on the problem itself and is not kept: {}: {}", names.of(winner), wrong)};
+            format("the winner is wrong on the problem itself and is not kept: {}: {}", names.of(winner), wrong)};
   }
   row.fallback = names.of(space.choices.front());
   row.winner = names.of(winner);
@@ -259,10 +260,10 @@ void print_summary(const std::vector<Row>& rows) {
       continue;
     }
     const double gain = row.us > 0 ? row.default_us / row.us - 1 : 0;
-    table.add({row.problem, row.fallback, fmt::format("{:.1f}", row.default_us), row.winner,
-               fmt::format("{:.1f}", row.us), fmt::format("{:+.1f}%", 100 * gain)});
+    table.add({row.problem, row.fallback, format("{:.1f}", row.default_us), row.winner, format("{:.1f}", row.us),
+               format("{:+.1f}%", 100 * gain)});
   }
-  fmt::print("\n");
+  print("\n");
   table.print();
 }
 
@@ -277,8 +278,8 @@ int run(const verify::Family& family, const verify::FlagValues& values, const Op
   if (const auto table = engine::TuningTable::open(file, engine::TuningTable::Access::kWrite); !table.ok()) {
     return fail(kCheckFailed, table.status().message());
   }
-  fmt::print("{}; {} problem{}, at most about {:.0f} s each; table {}\n", target->name, list->size(),
-             list->size() == 1 ? "" : "s", o.budget, file);
+  print("{}; {} problem{}, at most about {:.0f} s each; table {}\n", target->name, list->size(),
+        list->size() == 1 ? "" : "s", o.budget, file);
   std::vector<Row> rows;
   Json json{{"date", results::today()}, {"version", tessera_version()},
             {"device", target->name},   {"driver", target->driver},
@@ -295,7 +296,7 @@ int run(const verify::Family& family, const verify::FlagValues& values, const Op
   print_summary(rows);
   if (const int code = write_json(o.json, json); code != kSuccess) return code;
   const auto failures = std::count_if(rows.begin(), rows.end(), [](const Row& r) { return !r.failure.empty(); });
-  if (failures > 0) return fail(kCheckFailed, fmt::format("{} of {} problems were not tuned", failures, rows.size()));
+  if (failures > 0) return fail(kCheckFailed, format("{} of {} problems were not tuned", failures, rows.size()));
   return kSuccess;
 }
 
@@ -320,9 +321,9 @@ int list_table(const Options& o) {
     const std::set<std::string> current = current_sources();
     for (const engine::TuningEntry& e : *all) {
       const bool stale = current.count(e.source) == 0 || !engine::config_from_text(e.config);
-      table.add({e.problem_class, fmt::format("{:.1f}", e.microseconds), fmt::format("{:.1f}", e.default_microseconds),
-                 e.kernel, e.gpu, fmt::format("{}", e.driver), e.date,
-                 stale ? paint(Style::kWarn, "stale: other kernels") : "", e.config});
+      table.add({e.problem_class, format("{:.1f}", e.microseconds), format("{:.1f}", e.default_microseconds), e.kernel,
+                 e.gpu, format("{}", e.driver), e.date, stale ? paint(Style::kWarn, "stale: other kernels") : "",
+                 e.config});
       entries.push_back({{"family", e.family},
                          {"class", e.problem_class},
                          {"problem", e.problem},
@@ -339,8 +340,8 @@ int list_table(const Options& o) {
     }
   }
   if (!table.empty()) table.print();
-  fmt::print("{} {} in {}{}\n", entries.size(), entries.size() == 1 ? "entry" : "entries",
-             file.empty() ? "no file" : file, engine::tuning_forbidden() ? "; TESSERA_NO_TUNING turns them off" : "");
+  print("{} {} in {}{}\n", entries.size(), entries.size() == 1 ? "entry" : "entries", file.empty() ? "no file" : file,
+        engine::tuning_forbidden() ? "; TESSERA_NO_TUNING turns them off" : "");
   return write_json(o.json, {{"file", file}, {"entries", entries}});
 }
 
@@ -354,22 +355,22 @@ int clear_table(const Options& o) {
     if (!cleared.ok()) return fail(kCheckFailed, cleared.status().message());
     removed = *cleared;
   }
-  fmt::print("removed {} {} from {}\n", removed, removed == 1 ? "entry" : "entries", file.empty() ? "no file" : file);
+  print("removed {} {} from {}\n", removed, removed == 1 ? "entry" : "entries", file.empty() ? "no file" : file);
   return write_json(o.json, {{"file", file}, {"removed", removed}});
 }
 
-void add_search_flags(CLI::App& app, Options& o) {
-  app.add_option("--device", o.device, "cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
-  app.add_option("--cases", o.cases, "Cases of suite bench-gpu with this in their name")->type_name("FILTER");
+void add_search_flags(App app, Options& o) {
+  app.add_option("--device", o.device, "cuda or cuda:N").type_name("DEVICE").shows_default();
+  app.add_option("--cases", o.cases, "Cases of suite bench-gpu with this in their name").type_name("FILTER");
   app.add_option("--budget", o.budget, "Seconds for each problem, roughly")
-      ->type_name("SECONDS")
-      ->check(quiet(CLI::Range(1.0, 86400.0)))
-      ->capture_default_str();
+      .type_name("SECONDS")
+      .range(1.0, 86400.0)
+      .shows_default();
   app.add_option("--seed", o.seed, "Of the search: which candidates are tried, given the same times")
-      ->type_name("N")
-      ->capture_default_str();
+      .type_name("N")
+      .shows_default();
   app.add_flag("--dry-run", o.dry_run, "Only say what would be searched; needs no GPU");
-  app.add_option("--arch", o.arch, "--dry-run: for this architecture")->type_name("ARCH")->capture_default_str();
+  app.add_option("--arch", o.arch, "--dry-run: for this architecture").type_name("ARCH").shows_default();
   app.add_flag("--progress", o.progress, "Draw the progress line even if stderr is no terminal");
 }
 
@@ -381,19 +382,19 @@ std::string tune_examples(const verify::Family& family) {
 
 }  // namespace
 
-Command add_tune(CLI::App& parent) {
+Command add_tune(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("tune", "Search for the fastest Config on this GPU, and keep it");
-  app->add_flag("--list", o->list, "What the tuning table holds");
-  app->add_flag("--clear", o->clear, "Remove all that it holds")->excludes("--list");
-  app->add_option("--json", o->json, "Write all figures to this file")->type_name("FILE");
+  const App app = parent.add_subcommand("tune", "Search for the fastest Config on this GPU, and keep it");
+  app.add_flag("--list", o->list, "What the tuning table holds");
+  app.add_flag("--clear", o->clear, "Remove all that it holds").excludes("--list");
+  app.add_option("--json", o->json, "Write all figures to this file").type_name("FILE");
   const auto run_parsed = std::make_shared<Run>();
   for (const verify::Family* family : verify::families()) {
-    CLI::App* sub = app->add_subcommand(family->name, fmt::format("Tune kernels of {}", family->name));
-    sub->fallthrough();  // --json
-    const auto values = add_flags(*sub, family->flags());
-    add_search_flags(*sub, *o);
-    sub->footer(fmt::format(
+    const App sub = app.add_subcommand(family->name, format("Tune kernels of {}", family->name));
+    sub.fallthrough();  // --json
+    const auto values = sub.add_flags(family->flags());
+    add_search_flags(sub, *o);
+    sub.footer(format(
         "Every candidate is compiled, then checked against the fp64 oracle, and only then timed, in turns with the "
         "best\n"
         "so far. Without --cases and without a problem of your own, all bf16 cases of suite bench-gpu are tuned.\n\n"
@@ -401,9 +402,9 @@ Command add_tune(CLI::App& parent) {
         "  tessera tune {0} --cases bf16/b2_sq8192 --budget 120 --json tune.json\n"
         "  tessera tune {0} --dry-run --arch sm_90a",
         family->name, tune_examples(*family)));
-    sub->callback([=] { *run_parsed = [=] { return run(*family, *values, *o); }; });
+    sub.callback([=] { *run_parsed = [=] { return run(*family, *values, *o); }; });
   }
-  app->footer(
+  app.footer(
       "The winner goes into the tuning table, tuning.sqlite beside the compiled kernels (TESSERA_TUNING_TABLE: "
       "another\n"
       "file), and later plans on this GPU with this driver and these kernels take it. TESSERA_NO_TUNING=1 turns that\n"

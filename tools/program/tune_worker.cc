@@ -1,6 +1,5 @@
 #include "program/tune_worker.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "base/arch.h"
+#include "base/format.h"
 #include "cuda/code_arch.h"
 #include "cuda/memory.h"
 #include "engine/tuned.h"
@@ -93,6 +93,17 @@ Json hello(const std::string& spelling) {
           {"compute", as.compute},
           {"specific", as.specific},
           {"shared_memory_per_block", as.shared_memory_per_block}};
+}
+
+Json space_of(const std::string& spelling, const verify::Case& problem) {
+  const Result<std::unique_ptr<verify::Device>> device = verify::open_device(spelling);
+  if (!device.ok()) return failed(device.status());
+  const engine::SearchSpace space = problem.search_space((*device)->as_selected());
+  Json choices = Json::array();
+  for (const engine::Choice& choice : space.choices) {
+    choices.push_back({{"kernel", choice.kernel}, {"config", engine::text_of(choice.config)}});
+  }
+  return {{"offered", space.offered}, {"choices", choices}};
 }
 
 // The side that has the GPU.
@@ -183,10 +194,10 @@ class Server {
     const verify::Report report = verify::check_trial(c, trial, *checker_, repeat, 0);
     if (report.outcome != verify::Outcome::kPassed) {
       // A wrong result leaves the GPU usable; after any other failure that is not known.
-      return {{"error", fmt::format("{}: {}", c.name, report.detail)}, {"fatal", !report.judged}};
+      return {{"error", format("{}: {}", c.name, report.detail)}, {"fatal", !report.judged}};
     }
     if (report.config != engine::text_of(choice(candidate).config)) {
-      return {{"error", fmt::format("{}: {} ran instead", c.name, report.config)}};
+      return {{"error", format("{}: {} ran instead", c.name, report.config)}};
     }
     return Json::object();
   }
@@ -282,7 +293,7 @@ template <class Answer>
 Result<Child> fork_server(const Answer& make_answer) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return Status(TESSERA_INTERNAL, fmt::format("socketpair: {}", std::strerror(errno)));
+    return Status(TESSERA_INTERNAL, format("socketpair: {}", std::strerror(errno)));
   }
   std::fflush(nullptr);
   const pid_t parent = getpid();
@@ -291,7 +302,7 @@ Result<Child> fork_server(const Answer& make_answer) {
     const std::string why = std::strerror(errno);
     close(ends[0]);
     close(ends[1]);
-    return Status(TESSERA_INTERNAL, fmt::format("fork: {}", why));
+    return Status(TESSERA_INTERNAL, format("fork: {}", why));
   }
   if (pid > 0) {
     close(ends[1]);
@@ -313,14 +324,14 @@ Result<Child> fork_server(const Answer& make_answer) {
 }
 
 std::string ending_of(int status) {
-  if (WIFSIGNALED(status)) return fmt::format("ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
-  return fmt::format("ended with code {}", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+  if (WIFSIGNALED(status)) return format("ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
+  return format("ended with code {}", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
-}  // namespace
-
-Result<TuneTarget> ask_target(const std::string& device) {
-  const Result<Child> child = fork_server([&] { return [&](const Json&) { return hello(device); }; });
+// One answer, of a process that ends with it.
+template <class Answer>
+Result<Json> ask_once(const Answer& answer) {
+  const Result<Child> child = fork_server([&] { return [&](const Json&) { return answer(); }; });
   if (!child.ok()) return child.status();
   std::string unread, line;
   const bool answered = send_line(child->socket, {{"do", "hello"}}) &&
@@ -329,14 +340,35 @@ Result<TuneTarget> ask_target(const std::string& device) {
   if (!answered) kill(child->pid, SIGKILL);
   int status = 0;
   waitpid(child->pid, &status, 0);
-  if (!answered)
-    return Status(TESSERA_CUDA_FAILED, fmt::format("the process that asked the GPU {}", ending_of(status)));
+  if (!answered) return Status(TESSERA_CUDA_FAILED, format("the process that asked the GPU {}", ending_of(status)));
   const Json said = Json::parse(line, nullptr, false);
   if (!said.is_object()) return Status(TESSERA_CUDA_FAILED, "the process that asked the GPU answered nonsense");
   if (said.contains("error")) {
     return Status(static_cast<tessera_status>(said.value("code", static_cast<int>(TESSERA_INTERNAL))),
                   said["error"].get<std::string>());
   }
+  return said;
+}
+
+}  // namespace
+
+Result<engine::SearchSpace> ask_space(const std::string& device, const verify::Case& problem) {
+  const Result<Json> said = ask_once([&] { return space_of(device, problem); });
+  if (!said.ok()) return said.status();
+  engine::SearchSpace space;
+  space.offered = (*said)["offered"];
+  for (const Json& choice : (*said)["choices"]) {
+    const auto config = engine::config_from_text(choice["config"].get<std::string>());
+    if (!config) return Status(TESSERA_INTERNAL, "the process that asked the GPU named an unreadable Config");
+    space.choices.push_back({choice["kernel"], *config});
+  }
+  return space;
+}
+
+Result<TuneTarget> ask_target(const std::string& device) {
+  const Result<Json> answer = ask_once([&] { return hello(device); });
+  if (!answer.ok()) return answer.status();
+  const Json& said = *answer;
   TuneTarget target;
   target.name = said["name"];
   target.gpu = said["gpu"];
@@ -398,14 +430,14 @@ Result<Json> TuneWorker::ask(const Json& request, int timeout_s) {
   const Got got = send_line(socket_, request) ? receive_line(socket_, unread_, line, timeout_s * 1000) : Got::kEnd;
   if (got == Got::kTimeout) {
     stop();
-    return lose(fmt::format("no answer in {} s: it hangs", timeout_s));
+    return lose(format("no answer in {} s: it hangs", timeout_s));
   }
   if (got == Got::kEnd) {
     int status = 0;
     close(socket_);
     waitpid(child_, &status, 0);
     child_ = socket_ = -1;
-    return lose(fmt::format("the process that ran it {}", ending_of(status)));
+    return lose(format("the process that ran it {}", ending_of(status)));
   }
   Json answer = Json::parse(line, nullptr, false);
   if (!answer.is_object()) {

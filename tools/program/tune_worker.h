@@ -29,6 +29,9 @@ struct TuneTarget {
 // What the GPU is, asked in a process that ends with the answer. device: "cuda" or "cuda:N".
 Result<TuneTarget> ask_target(const std::string& device);
 
+// What may be tried for a problem, asked in such a process, too: libraries that a GPU has name their own algorithms.
+Result<engine::SearchSpace> ask_space(const std::string& device, const verify::Case& problem);
+
 // A small problem to check candidates on.
 struct TuningCheck {
   std::unique_ptr<verify::Case> c;

@@ -1,5 +1,4 @@
 // `tessera verify`: the list of cases on a device, against the fp64 oracle, through the public C ABI.
-#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <set>
 #include <thread>
 
+#include "base/format.h"
 #include "cuda/kernel.h"
 #include "engine/json.h"
 #include "jit/hash.h"
@@ -82,9 +82,10 @@ std::string code_of(const Kernels& kernels) {
   return text.empty() ? "" : jit::hash_of(text).hex();
 }
 
-// The cases that passed in earlier runs of the same kind, by name.
-std::map<std::string, Json> earlier_passes(const Options& o, const std::string& arch_code, const std::string& device) {
-  std::map<std::string, Json> passes;
+// The cases that passed in earlier runs of the same kind, by name and the hash of their kernels.
+using Passes = std::map<std::pair<std::string, std::string>, Json>;
+Passes earlier_passes(const Options& o, const std::string& arch_code, const std::string& device) {
+  Passes passes;
   for (const std::string& file : o.resume) {
     std::ifstream in(file);
     Json runs = Json::parse(in, nullptr, false);
@@ -97,7 +98,8 @@ std::map<std::string, Json> earlier_passes(const Options& o, const std::string& 
         continue;
       }
       for (const Json& c : run.value("cases", Json::array())) {
-        if (c.value("outcome", "") == name_of(Outcome::kPassed)) passes.insert_or_assign(c.value("name", ""), c);
+        if (c.value("outcome", "") == name_of(Outcome::kPassed))
+          passes.insert_or_assign({c.value("name", ""), c.value("code", "")}, c);
       }
     }
   }
@@ -113,18 +115,15 @@ Result<Run> open_run(const Options& o, const std::string& arch_code, const Cases
     run.devices.push_back(std::move(*device));
   }
   const engine::Device device = run.devices.front()->as_selected();
-  const std::map<std::string, Json> passes =
-      earlier_passes(o, verify::arch_code_in_force(arch_code), run.devices.front()->name());
+  const Passes passes = earlier_passes(o, verify::arch_code_in_force(arch_code), run.devices.front()->name());
   for (const auto& c : list) {
     const engine::Explanation explanation = c->explain(device);
     run.kernels.push_back(explanation.options.empty()
                               ? Kernels()
                               : c->kernels_of({explanation.options[0].kernel, explanation.options[0].config}, device));
     run.codes.push_back(code_of(run.kernels.back()));
-    const auto pass = passes.find(c->name);
-    const bool same =
-        pass != passes.end() && !run.codes.back().empty() && pass->second.value("code", "") == run.codes.back();
-    run.earlier.push_back(same ? pass->second : Json());
+    const auto pass = run.codes.back().empty() ? passes.end() : passes.find({c->name, run.codes.back()});
+    run.earlier.push_back(pass == passes.end() ? Json() : pass->second);
   }
   run.late.resize(list.size());
   run.reports.resize(list.size());
@@ -152,7 +151,7 @@ void load_kernels(const Options& o, const std::vector<Run>& runs, std::size_t pa
     const auto& [run, kernel] = all[static_cast<std::size_t>(n)];
     {
       const std::lock_guard lock(terminal);
-      progress.step(fmt::format("{} {}", kernel->name, run->arch()));
+      progress.step(format("{} {}", kernel->name, run->arch()));
     }
     const verify::Device& device = *run->devices.front();
     device.use();
@@ -192,12 +191,12 @@ void fill_caches(const Options& o, const Cases& list) {
   for (const pid_t child : children) waitpid(child, nullptr, 0);
 }
 
-void print(const Options& o, const std::vector<Run>& runs, const Run& run, const verify::Case& c, const Report& r) {
+void print_case(const Options& o, const std::vector<Run>& runs, const Run& run, const verify::Case& c,
+                const Report& r) {
   if (r.outcome != Outcome::kFailed && !o.verbose) return;
-  fmt::print("{}  {}{}", paint(style_of(r.outcome), name_of(r.outcome)), c.name,
-             runs.size() > 1 ? " as " + run.arch() : "");
-  if (r.outcome == Outcome::kPassed) fmt::print("  {:.2f}", r.worst_ratio);
-  fmt::print("{}{}\n", r.detail.empty() ? "" : "\n        ", r.detail);
+  print("{}  {}{}", paint(style_of(r.outcome), name_of(r.outcome)), c.name, runs.size() > 1 ? " as " + run.arch() : "");
+  if (r.outcome == Outcome::kPassed) print("  {:.2f}", r.worst_ratio);
+  print("{}{}\n", r.detail.empty() ? "" : "\n        ", r.detail);
   std::fflush(stdout);
 }
 
@@ -233,7 +232,7 @@ void check_all(const Options& o, const Cases& list, std::vector<Run>& runs, bool
       const std::lock_guard lock(terminal);
       for (std::size_t r = 0; r < wanted.size(); ++r) {
         if (reports[r].outcome == Outcome::kFailed || o.verbose) progress.finish();
-        print(o, runs, *wanted[r], c, reports[r]);
+        print_case(o, runs, *wanted[r], c, reports[r]);
         wanted[r]->reports[n] = std::move(reports[r]);
       }
     }
@@ -257,7 +256,7 @@ Summary summary_of(const Options& o, const Cases& list, const Run& run) {
     const auto judge = [&](double ratio, const std::string& tensor) {
       if (ratio < s.worst) return;
       s.worst = ratio;
-      s.worst_case = fmt::format("{} of {}", tensor, list[n]->name);
+      s.worst_case = format("{} of {}", tensor, list[n]->name);
     };
     if (!run.wants(n)) {
       ++s.count[Outcome::kPassed];
@@ -294,19 +293,19 @@ Summary summary_of(const Options& o, const Cases& list, const Run& run) {
   return s;
 }
 
-void print(const Options& o, const std::string& device, Summary& s, double seconds) {
+void print_summary(const Options& o, const std::string& device, Summary& s, double seconds) {
   for (const auto& [reason, times] : s.refusals) {
-    fmt::print("{}  {} of them: {}\n", paint(Style::kWarn, "refused"), times, reason);
+    print("{}  {} of them: {}\n", paint(Style::kWarn, "refused"), times, reason);
   }
   const int bad = s.count[Outcome::kFailed];
-  fmt::print("{} on {}: {}, {}, {} refused, in {}\n", paint(Style::kBold, o.suite), device,
-             paint(bad == 0 ? Style::kGood : Style::kDim, fmt::format("{} passed", s.count[Outcome::kPassed])),
-             paint(bad > 0 ? Style::kBad : Style::kDim, fmt::format("{} failed", bad)), s.count[Outcome::kRefused],
-             seconds_text(seconds));
-  if (s.earlier > 0) fmt::print("{} of them passed in an earlier run, with the same kernels\n", s.earlier);
-  if (!s.worst_case.empty()) fmt::print("worst error: {:.2f} of what is allowed, {}\n", s.worst, s.worst_case);
+  print("{} on {}: {}, {}, {} refused, in {}\n", paint(Style::kBold, o.suite), device,
+        paint(bad == 0 ? Style::kGood : Style::kDim, format("{} passed", s.count[Outcome::kPassed])),
+        paint(bad > 0 ? Style::kBad : Style::kDim, format("{} failed", bad)), s.count[Outcome::kRefused],
+        seconds_text(seconds));
+  if (s.earlier > 0) print("{} of them passed in an earlier run, with the same kernels\n", s.earlier);
+  if (!s.worst_case.empty()) print("worst error: {:.2f} of what is allowed, {}\n", s.worst, s.worst_case);
   if (o.repeat > 1) {
-    fmt::print("each case {} times: {} gave results that are not bitwise equal\n", o.repeat, s.differing);
+    print("each case {} times: {} gave results that are not bitwise equal\n", o.repeat, s.differing);
   }
 }
 
@@ -321,14 +320,14 @@ Status record(const Options& o, const Run& run, int passed) {
   const Result<cuda::DeviceInfo> info = cuda::device(run.devices.front()->cuda_index());
   if (!info.ok()) return info.status();
   return results::record_verified(o.record, {headers.begin(), headers.end()},
-                                  {run.arch(), info->name, fmt::format("verify {}, {} cases", o.suite, passed)});
+                                  {run.arch(), info->name, format("verify {}, {} cases", o.suite, passed)});
 }
 
 // Prints what a run found, adds it to `json` and to the record.
 int report(const Options& o, const Cases& list, const Run& run, double seconds, Json& json) {
   Summary s = summary_of(o, list, run);
   const std::string device = run.devices.front()->name();
-  print(o, device, s, seconds);
+  print_summary(o, device, s, seconds);
   const int passed = s.count[Outcome::kPassed], bad = s.count[Outcome::kFailed];
   Json entry{{"date", results::today()},
              {"version", tessera_version()},
@@ -347,7 +346,7 @@ int report(const Options& o, const Cases& list, const Run& run, double seconds, 
   const auto late = std::count(run.late.begin(), run.late.end(), true);
   if (late > 0) {
     entry["not_run"] = late;
-    fmt::print("{} {} cases, because {} s were over\n", paint(Style::kWarn, "not run:"), late, o.seconds);
+    print("{} {} cases, because {} s were over\n", paint(Style::kWarn, "not run:"), late, o.seconds);
   }
   if (!run.devices.front()->is_cpu()) note_sources(entry);
   json.push_back(std::move(entry));
@@ -363,7 +362,7 @@ int report(const Options& o, const Cases& list, const Run& run, double seconds, 
 int run(const Options& o) {
   Cases list = verify::suite(o.suite);
   std::erase_if(list, [&](const auto& c) { return c->name.find(o.filter) == std::string::npos; });
-  if (list.empty()) return fail(kBadUsage, fmt::format("no case of suite {} has '{}' in its name", o.suite, o.filter));
+  if (list.empty()) return fail(kBadUsage, format("no case of suite {} has '{}' in its name", o.suite, o.filter));
   if (!o.record.empty() && (o.device == "cpu" || o.suite != "full" || !o.filter.empty())) {
     return fail(kBadUsage, "--record is for the whole suite full on a GPU");
   }
@@ -387,39 +386,37 @@ int run(const Options& o) {
 
 }  // namespace
 
-Command add_verify(CLI::App& parent) {
+Command add_verify(App parent) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = parent.add_subcommand("verify", "Check results against the fp64 oracle");
-  app->add_option("--suite", o->suite, "Which cases: quick, full, hostile, ...")
-      ->type_name("NAME")
-      ->check(quiet(CLI::IsMember(verify::suite_names())))
-      ->capture_default_str();
-  app->add_option("--device", o->device, "cpu, cuda or cuda:N")->type_name("DEVICE")->capture_default_str();
-  app->add_option("--filter", o->filter, "Only cases with this in their name")->type_name("TEXT");
-  app->add_option("--arch-code", o->arch_codes,
-                  "Code for these architectures, on a newer GPU: native, sm_75, sm_80, ..., separated by commas; "
-                  "default: TESSERA_CODE_ARCH, else native")
-      ->type_name("ARCH")
-      ->delimiter(',');
-  app->add_option("--repeat", o->repeat, "Run each case N times and compare the results bitwise")
-      ->type_name("N")
-      ->check(quiet(CLI::Range(1, 100000)))
-      ->capture_default_str();
-  app->add_option("--seed", o->seed, "Of the inputs: N - 1 is added to each case's own")
-      ->type_name("N")
-      ->capture_default_str();
-  app->add_option("--json", o->json, "Write every case's outcome to this file")->type_name("FILE");
-  app->add_option("--record", o->record, "Record in this file which kernels passed all of their cases; GPU, suite full")
-      ->type_name("FILE");
-  app->add_option("--seconds", o->seconds, "Start no case after this time; --resume goes on later. Exit code 1")
-      ->type_name("S")
-      ->check(quiet(CLI::NonNegativeNumber));
-  app->add_option("--resume", o->resume,
-                  "Go on from files that --json wrote on such a device: keep what passed there with the same kernels")
-      ->type_name("FILE");
-  app->add_flag("--verbose", o->verbose, "A line for every case");
-  app->add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
-  app->footer(
+  const App app = parent.add_subcommand("verify", "Check results against the fp64 oracle");
+  app.add_option("--suite", o->suite, "Which cases: quick, full, hostile, ...")
+      .type_name("NAME")
+      .one_of(verify::suite_names())
+      .shows_default();
+  app.add_option("--device", o->device, "cpu, cuda or cuda:N").type_name("DEVICE").shows_default();
+  app.add_option("--filter", o->filter, "Only cases with this in their name").type_name("TEXT");
+  app.add_option("--arch-code", o->arch_codes,
+                 "Code for these architectures, on a newer GPU: native, sm_75, sm_80, ..., separated by commas; "
+                 "default: TESSERA_CODE_ARCH, else native")
+      .type_name("ARCH")
+      .delimiter(',');
+  app.add_option("--repeat", o->repeat, "Run each case N times and compare the results bitwise")
+      .type_name("N")
+      .range(1, 100000)
+      .shows_default();
+  app.add_option("--seed", o->seed, "Of the inputs: N - 1 is added to each case's own").type_name("N").shows_default();
+  app.add_option("--json", o->json, "Write every case's outcome to this file").type_name("FILE");
+  app.add_option("--record", o->record, "Record in this file which kernels passed all of their cases; GPU, suite full")
+      .type_name("FILE");
+  app.add_option("--seconds", o->seconds, "Start no case after this time; --resume goes on later. Exit code 1")
+      .type_name("S")
+      .non_negative();
+  app.add_option("--resume", o->resume,
+                 "Go on from files that --json wrote on such a device: keep what passed there with the same kernels")
+      .type_name("FILE");
+  app.add_flag("--verbose", o->verbose, "A line for every case");
+  app.add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
+  app.footer(
       "A case passes when its error is at most twice that of the plain computation in the same precision, plus a\n"
       "floor. Cases that no kernel serves on the device are counted as refused, with the reason; if that is all of\n"
       "them, nothing was verified, and the exit code is 1. With --repeat, every\n"

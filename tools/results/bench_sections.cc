@@ -1,9 +1,8 @@
 // The report's sections that put what `tessera bench` measured beside the comparison with peers.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <set>
 
+#include "base/format.h"
 #include "results/charts.h"
 #include "results/html.h"
 #include "results/sections.h"
@@ -11,19 +10,18 @@
 namespace tessera::results {
 namespace {
 
-// "Tessera / fa2" columns: the peer's time divided by ours, for each peer that ran.
+// "over fa2" columns: the peer's time divided by ours, for each peer that ran.
 void add_ratio_heads(std::vector<std::string>& head, const std::vector<std::string>& entrants) {
   for (const std::string& e : entrants) {
-    if (!is_ours(e)) head.push_back("Tessera / " + e);
+    if (!is_ours(e)) head.push_back("over " + e);
   }
 }
 
 void add_ratios(std::vector<std::string>& line, const View& view, const std::string& cell,
                 const std::vector<std::string>& entrants) {
-  const TimingRow* ours = view.find(cell, "tessera");
   for (const std::string& e : entrants) {
     if (is_ours(e)) continue;
-    const TimingRow* r = view.find(cell, e);
+    const TimingRow *ours = view.find(cell, ours_beside(e)), *r = view.find(cell, e);
     const bool both = ours != nullptr && ours->ok() && ours->median > 0 && r != nullptr && r->ok() && r->median > 0;
     line.push_back(both ? ratio_cell(r->median / ours->median) : "-");
   }
@@ -46,14 +44,14 @@ std::string bandwidth_table(const View& view) {
       }
       std::string text = microseconds(r->median);
       if (r->graph > 0) text += " / " + microseconds(r->graph);
-      line.push_back(text + fmt::format(" / {:.2f}", r->bandwidth() / 1e12));
+      line.push_back(figures_cell(text + format(" / {:.2f}", r->bandwidth() / 1e12)));
     }
     add_ratios(line, view, cell, entrants);
     table.row(line);
   }
   const std::string through = served_through(view);
-  return fmt::format("<p class=\"soft\">{}{}</p>", escaped(view.how.caption),
-                     through.empty() ? "" : " Tessera ran " + escaped(through) + ".") +
+  return format("<p class=\"soft\">{}{}</p>", escaped(view.how.caption),
+                through.empty() ? "" : " Tessera ran " + escaped(through) + ".") +
          table.done();
 }
 
@@ -63,8 +61,8 @@ std::string bench_bandwidth_table(const Presentation& how, const std::vector<Tim
   for (const TimingRow& r : bench) {
     if (!how.takes(r) || !r.ok()) continue;
     any = true;
-    table.row({shape_cell(r), microseconds(r.median), fmt::format("{:.0f}", r.bandwidth() / 1e9),
-               fmt::format("{:.0f} %", 100 * r.part_of_ceiling)});
+    table.row({shape_cell(r), microseconds(r.median), format("{:.0f}", r.bandwidth() / 1e9),
+               format("{:.0f} %", 100 * r.part_of_ceiling)});
   }
   return any ? "<p></p>" + table.done() : "";
 }
@@ -81,48 +79,63 @@ std::vector<std::string> field_names(const Rows& rows) {
   return names;
 }
 
+// "tokens per s": a title can be broken at spaces.
+void add_titles(std::vector<std::string>& head, const std::vector<std::string>& fields) {
+  for (std::string title : fields) {
+    std::replace(title.begin(), title.end(), '_', ' ');
+    head.push_back(std::move(title));
+  }
+}
+
 void add_fields(std::vector<std::string>& line, const TimingRow& row, const std::vector<std::string>& names) {
   for (const std::string& name : names) line.push_back(escaped(field_text(row.fields, name)));
 }
 
 // "12.3 / 456.7 / 1.23": microseconds, TFLOP/s and TB/s; "-" for what was not counted.
 std::string speed_text(const TimingRow& r) {
-  return fmt::format("{} / {} / {}", microseconds(r.median), r.flops > 0 ? fmt::format("{:.1f}", r.rate() / 1e12) : "-",
-                     r.bytes > 0 ? fmt::format("{:.2f}", r.bandwidth() / 1e12) : "-");
+  return format("{} / {} / {}", microseconds(r.median), r.flops > 0 ? format("{:.1f}", r.rate() / 1e12) : "-",
+                r.bytes > 0 ? format("{:.2f}", r.bandwidth() / 1e12) : "-");
 }
 
-std::string plain_table(const View& view) {
-  const std::vector<std::string> entrants = view.ran(), fields = field_names(view.rows);
-  std::vector<std::string> head{"cell"};
-  head.insert(head.end(), fields.begin(), fields.end());
+// Of the entrants that are deterministic, or of the others: all of them are too wide for one table.
+std::string plain_table(const View& view, bool deterministic) {
+  std::vector<std::string> entrants = view.ran();
+  std::erase_if(entrants, [&](const std::string& e) { return is_deterministic(e) != deterministic; });
+  if (entrants.empty()) return {};
+  // Words for the shape say what the fields do.
+  const bool has_words =
+      std::all_of(view.rows.begin(), view.rows.end(), [](const TimingRow& r) { return shape_text(r) != r.cell; });
+  const std::vector<std::string> fields = has_words ? std::vector<std::string>() : field_names(view.rows);
+  std::vector<std::string> head{has_words ? (deterministic ? "deterministic " : "") + view.how.label : "cell"};
+  add_titles(head, fields);
   head.insert(head.end(), entrants.begin(), entrants.end());
   add_ratio_heads(head, entrants);
   HtmlTable table(head);
   for (const std::string& cell : view.cells()) {
-    std::vector<std::string> line{escaped(cell)};
     const auto first = std::find_if(view.rows.begin(), view.rows.end(), [&](const auto& r) { return r.cell == cell; });
+    std::vector<std::string> line{has_words ? shape_cell(*first) : escaped(cell)};
     add_fields(line, *first, fields);
     for (const std::string& e : entrants) {
       const TimingRow* r = view.find(cell, e);
-      line.push_back(r != nullptr && r->ok() ? speed_text(*r) : status_cell(r));
+      line.push_back(r != nullptr && r->ok() ? figures_cell(speed_text(*r)) : status_cell(r));
     }
     add_ratios(line, view, cell, entrants);
     table.row(line);
   }
-  return "<p class=\"soft\">Microseconds around the call / TFLOP/s / TB/s.</p>" + table.done();
+  return table.done();
 }
 
 std::string plain_bench_table(const std::vector<TimingRow>& rows) {
   const std::vector<std::string> fields = field_names(rows);
   std::vector<std::string> head{"case in tessera bench"};
-  head.insert(head.end(), fields.begin(), fields.end());
+  add_titles(head, fields);
   for (const char* title : {"us / TFLOP/s / TB/s", "p95, us", "of the ceiling"}) head.emplace_back(title);
   HtmlTable table(head);
   for (const TimingRow& r : rows) {
     std::vector<std::string> line{escaped(r.cell)};
     add_fields(line, r, fields);
     if (r.ok()) {
-      line.insert(line.end(), {speed_text(r), microseconds(r.p95), fmt::format("{:.0f} %", 100 * r.part_of_ceiling)});
+      line.insert(line.end(), {speed_text(r), microseconds(r.p95), format("{:.0f} %", 100 * r.part_of_ceiling)});
     } else {
       line.insert(line.end(), {status_cell(&r), "", ""});
     }
@@ -176,7 +189,7 @@ std::string roofline_section(const Comparison& c, const RunRow& bench) {
   }
   if (out.empty()) return out;
   return "<h2>Roofline</h2>" + out +
-         fmt::format(
+         format(
              "<p class=\"soft\">Each point is a shape. The ceilings were measured on this GPU by <code>tessera "
              "bench</code>: a copy at {:.2f} TB/s, and the tensor cores doing nothing but products through {}.</p>",
              bandwidth / 1e12,
@@ -213,8 +226,16 @@ std::string plain_sections(const Comparison* c, const std::vector<TimingRow>& be
   }
   std::vector<View> benches = views_of(unpresented);
   std::string out;
+  std::string section;
   for (const View& view : views) {
-    out += "<h2>" + escaped(view.how.section) + "</h2>" + plain_table(view);
+    if (view.how.section != section) {
+      section = view.how.section;
+      out += "<h2>" + escaped(section) + "</h2><p class=\"soft\">Microseconds around the call / TFLOP/s / TB/s.</p>";
+    } else {
+      out += "<p></p>";
+    }
+    out += plain_table(view, false);
+    if (const std::string table = plain_table(view, true); !table.empty()) out += "<p></p>" + table;
     for (View& b : benches) {
       if (b.how.family != view.how.family || b.how.op != view.how.op) continue;
       out += plain_bench_table(b.rows);
@@ -231,19 +252,27 @@ std::string training_section(const History& history, const std::string& gpu) {
   const std::vector<RunRow> runs = history.runs("training", gpu);
   if (runs.empty()) return {};
   const std::vector<TimingRow> rows = history.timings(runs.front().id);
-  const std::vector<std::string> fields = field_names(rows);
-  std::vector<std::string> head{"row", "ms"};
-  head.insert(head.end(), fields.begin(), fields.end());
-  HtmlTable table(head);
-  for (const TimingRow& r : rows) {
-    std::vector<std::string> line{escaped(r.cell), r.ok() ? fmt::format("{:.2f}", r.median * 1e3) : status_cell(&r)};
-    add_fields(line, r, fields);
-    table.row(line);
+  // Times of the stages, "mlp_ms", have a table of their own: both together are too wide.
+  std::vector<std::string> fields = field_names(rows), stages;
+  for (const std::string& name : fields) {
+    if (name.ends_with("_ms")) stages.push_back(name);
   }
+  std::erase_if(fields, [](const std::string& name) { return name.ends_with("_ms"); });
+  const auto table_of = [&](const std::vector<std::string>& names) {
+    std::vector<std::string> head{"row", "ms"};
+    add_titles(head, names);
+    HtmlTable table(head);
+    for (const TimingRow& r : rows) {
+      std::vector<std::string> line{escaped(r.cell), r.ok() ? format("{:.2f}", r.median * 1e3) : status_cell(&r)};
+      add_fields(line, r, names);
+      table.row(line);
+    }
+    return table.done();
+  };
   return "<h2>Training steps</h2><p class=\"soft\">" + escaped(runs.front().date) +
          ". Milliseconds of a whole step (forward, backward, clipping, optimizer): medians. The stages were timed by "
-         "themselves, forward and backward, and summed over the layers.</p>" +
-         table.done();
+         "themselves, forward and backward, and summed over the layers.</p><div class=\"tables\">" +
+         table_of(fields) + (stages.empty() ? "" : table_of(stages)) + "</div>";
 }
 
 }  // namespace tessera::results

@@ -14,6 +14,10 @@ void add_once(std::vector<std::string>& list, const std::string& text) {
 
 bool is_ours(const std::string& entrant) { return entrant.starts_with("tessera"); }
 
+bool is_deterministic(const std::string& entrant) { return entrant.ends_with("-det"); }
+
+std::string ours_beside(const std::string& peer) { return is_deterministic(peer) ? "tessera-det" : "tessera"; }
+
 std::vector<std::string> View::peers() const {
   std::vector<std::string> list;
   for (const std::string& e : entrants) {

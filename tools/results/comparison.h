@@ -11,6 +11,10 @@
 namespace tessera::results {
 
 bool is_ours(const std::string& entrant);  // "tessera", "tessera-det"
+// "cudnn-det": gradients that are bitwise equal from run to run.
+bool is_deterministic(const std::string& entrant);
+// Which of ours a peer is compared with.
+std::string ours_beside(const std::string& peer);
 
 // The rows that one presentation takes.
 struct View {

@@ -1,10 +1,9 @@
 // The report's sections about the comparison with peers.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "base/format.h"
 #include "results/charts.h"
 #include "results/html.h"
 #include "results/sections.h"
@@ -23,26 +22,32 @@ GroupValues values_of(const View& view, const TimingRow& row) {
 std::vector<Series> speed_series(const View& view, const GroupValues& values) {
   std::vector<Series> list;
   for (const std::string& entrant : view.entrants) {
-    Series s{entrant, {}, entrant == "tessera-det"};
+    Series s{entrant, {}, is_deterministic(entrant)};
     for (const TimingRow& r : view.rows) {
       if (r.entrant == entrant && r.ok() && values_of(view, r) == values) {
         s.points.emplace_back(x_of(view, r), r.rate() / 1e12);
       }
     }
+    std::sort(s.points.begin(), s.points.end());
     if (!s.points.empty()) list.push_back(std::move(s));
   }
   return list;
 }
 
+// "backward", or "deterministic backward" beside a peer that is.
+std::string label_beside(const View& view, const std::string& peer) {
+  return (is_deterministic(peer) ? "deterministic " : "") + view.how.label;
+}
+
 // Groups by x values: Tessera's speed divided by one peer's.
 std::string ratio_table(const View& view, const std::string& peer) {
   std::map<std::string, double> by_cell;
-  for (const Ratio& r : ratios(view, "tessera", peer)) by_cell[r.cell] = r.value;
+  for (const Ratio& r : ratios(view, ours_beside(peer), peer)) by_cell[r.cell] = r.value;
   if (by_cell.empty()) return {};
   std::set<double> columns;
   for (const TimingRow& r : view.rows) columns.insert(x_of(view, r));
-  std::vector<std::string> head{fmt::format("{}, {}", view.how.label, peer)};
-  for (const double x : columns) head.push_back(fmt::format("{} = {}", view.how.x.symbol, x));
+  std::vector<std::string> head{format("{}, {}", label_beside(view, peer), peer)};
+  for (const double x : columns) head.push_back(format("{} = {}", view.how.x.symbol, x));
   HtmlTable table(head);
   for (const GroupValues& values : groups_of(view)) {
     std::vector<std::string> line{escaped(text_of(view, values))};
@@ -62,18 +67,31 @@ std::string ratio_table(const View& view, const std::string& peer) {
   return table.done();
 }
 
+// Of every chart and peer, side by side.
+std::string ratio_tables(const Comparison& c) {
+  std::string out;
+  for (const View* view : c.of_form(Form::kCharts)) {
+    for (const std::string& peer : view->peers()) out += ratio_table(*view, peer);
+  }
+  return out.empty() ? out : "<div class=\"tables\">" + out + "</div>";
+}
+
 std::string shape_cell_of(const View& view, const std::string& cell) {
   const TimingRow* row = view.find(cell, "tessera");
   return row != nullptr ? shape_cell(*row) : escaped(cell);
 }
 
-std::string latency_table(const View& view) {
-  std::vector<std::string> head{fmt::format("{}, microseconds", view.how.label)};
-  for (const std::string& e : view.entrants) head.push_back(e);
+// Of the entrants that are deterministic, or of the others: all of them are too wide for one table.
+std::string latency_table(const View& view, bool deterministic) {
+  std::vector<std::string> entrants = view.ran();
+  std::erase_if(entrants, [&](const std::string& e) { return is_deterministic(e) != deterministic; });
+  if (entrants.empty()) return {};
+  std::vector<std::string> head{format("{}{}, microseconds", deterministic ? "deterministic " : "", view.how.label)};
+  for (const std::string& e : entrants) head.push_back(e);
   HtmlTable table(head);
   for (const std::string& cell : view.cells()) {
     std::vector<std::string> line{shape_cell_of(view, cell)};
-    for (const std::string& e : view.entrants) {
+    for (const std::string& e : entrants) {
       const TimingRow* r = view.find(cell, e);
       if (r == nullptr || !r->ok()) {
         line.push_back(status_cell(r));
@@ -81,8 +99,8 @@ std::string latency_table(const View& view) {
       }
       std::string text = microseconds(r->median);
       if (r->graph > 0) text += " / " + microseconds(r->graph);
-      if (r->host > 0) text += fmt::format(" / {:.0f}", r->host * 1e6);
-      line.push_back(text);
+      if (r->host > 0) text += format(" / {:.0f}", r->host * 1e6);
+      line.push_back(figures_cell(text));
     }
     table.row(line);
   }
@@ -129,19 +147,19 @@ std::string headline(const Comparison& c) {
   for (const View& view : c.views) {
     if (!view.how.compared()) continue;
     for (const std::string& peer : rivals(view)) {
-      const Summary s = summary_of(ratios(view, "tessera", peer));
+      const Summary s = summary_of(ratios(view, ours_beside(peer), peer));
       if (s.cells == 0) continue;
       const TimingRow* worst = view.find(s.worst, "tessera");
       if (peer != kBest) {
-        bars.push_back({view.how.label + ", over " + peer, peer, s.mean, s.least, s.most,
-                        fmt::format("{:.2f}x ({:.2f} to {:.2f}), {}", s.mean, s.least, s.most,
-                                    s.losses == 0 ? fmt::format("all {} ahead", s.cells)
-                                                  : fmt::format("behind in {} of {}", s.losses, s.cells))});
+        bars.push_back({label_beside(view, peer) + ", over " + peer, peer, s.mean, s.least, s.most,
+                        format("{:.2f}x ({:.2f} to {:.2f}), {}", s.mean, s.least, s.most,
+                               s.losses == 0 ? format("all {} ahead", s.cells)
+                                             : format("behind in {} of {}", s.losses, s.cells))});
       }
-      table.row({peer == kBest ? "the best of them" : escaped(peer), escaped(view.how.label),
-                 fmt::format("<td class=\"{}\">{:.3f}</td>", s.mean >= 1 ? "good" : "bad", s.mean),
-                 fmt::format("<td class=\"{}\">{:.3f}</td>", s.least >= 1 ? "good" : "bad", s.least),
-                 worst != nullptr ? shape_cell(*worst) : "-", fmt::format("{} of {}", s.losses, s.cells)});
+      table.row({peer == kBest ? "the best of them" : escaped(peer), escaped(label_beside(view, peer)),
+                 format("<td class=\"{}\">{:.3f}</td>", s.mean >= 1 ? "good" : "bad", s.mean),
+                 format("<td class=\"{}\">{:.3f}</td>", s.least >= 1 ? "good" : "bad", s.least),
+                 worst != nullptr ? shape_cell(*worst) : "-", format("{} of {}", s.losses, s.cells)});
     }
   }
   if (bars.empty()) return table.done();
@@ -156,10 +174,10 @@ std::string speed_sections(const Comparison& c) {
   for (const View* view : c.of_form(Form::kCharts)) {
     if (view->how.section != section) {
       section = view->how.section;
-      out += fmt::format("<h2>{}</h2><p class=\"soft\">{}</p>", escaped(section), escaped(view->how.caption)) +
+      out += format("<h2>{}</h2><p class=\"soft\">{}</p>", escaped(section), escaped(view->how.caption)) +
              legend_of(view->entrants);
     }
-    out += fmt::format("<h3>{}</h3><div class=\"charts\">", escaped(view->how.label));
+    out += format("<h3>{}</h3><div class=\"charts\">", escaped(view->how.label));
     for (const GroupValues& values : groups_of(*view)) out += speed_chart(*view, values);
     out += "</div>";
   }
@@ -167,18 +185,23 @@ std::string speed_sections(const Comparison& c) {
 }
 
 std::string ratio_section(const Comparison& c) {
-  std::string out;
-  for (const View* view : c.of_form(Form::kCharts)) {
-    for (const std::string& peer : view->peers()) {
-      const std::string table = ratio_table(*view, peer);
-      if (!table.empty()) out += table;
-    }
-  }
-  if (out.empty()) return out;
-  out = "<div class=\"tables\">" + out + "</div>";
+  const std::string tables = ratio_tables(c);
+  if (tables.empty()) return tables;
   return "<h2>Ratios</h2><p class=\"soft\">Tessera's speed divided by the peer's. Below 1, framed in red, Tessera is "
          "slower.</p>" +
-         out;
+         tables;
+}
+
+std::string unfused_section(const History& history, const std::string& gpu) {
+  const std::vector<RunRow> runs = history.runs("peers_unfused", gpu);
+  if (runs.empty()) return {};
+  const std::string tables = ratio_tables(comparison_of(history, runs.front()));
+  if (tables.empty()) return tables;
+  return format(
+      "<h2>Beside PyTorch without a fused library</h2><p class=\"soft\">math: SDPA's own matrix products and softmax, "
+      "which store the scores. flex: FlexAttention, which PyTorch compiles for the shape. Tessera's speed divided by "
+      "theirs, on some of the shapes; {}.</p>{}",
+      escaped(runs.front().date), tables);
 }
 
 std::string latency_sections(const Comparison& c) {
@@ -186,10 +209,10 @@ std::string latency_sections(const Comparison& c) {
   for (const View* view : c.of_form(Form::kLatency)) {
     if (view->how.section != section) {
       section = view->how.section;
-      out += fmt::format("{}<h2>{}</h2><p class=\"soft\">{}</p><div class=\"tables\">", out.empty() ? "" : "</div>",
-                         escaped(section), escaped(view->how.caption));
+      out += format("{}<h2>{}</h2><p class=\"soft\">{}</p><div class=\"tables\">", out.empty() ? "" : "</div>",
+                    escaped(section), escaped(view->how.caption));
     }
-    out += latency_table(*view);
+    out += latency_table(*view, false) + latency_table(*view, true);
   }
   return out.empty() ? out : out + "</div>";
 }
@@ -202,7 +225,7 @@ std::string bytes_section(const Comparison& c) {
       if (!matches(*r, view->how.bytes_where) || r->bytes <= 0) continue;
       any = true;
       table.row({shape_cell(*r), escaped(view->how.label), bytes_text(r->bytes), bytes_text(r->unfused_bytes),
-                 fmt::format("{:.0f}", r->unfused_bytes / r->bytes)});
+                 format("{:.0f}", r->unfused_bytes / r->bytes)});
     }
   }
   if (!any) return {};
@@ -226,8 +249,8 @@ std::string accuracy_section(const Comparison& c) {
       if (errors.empty() && wrong == 0) continue;
       std::sort(errors.begin(), errors.end());
       table.row({escaped(e), escaped(op_label(family, op)),
-                 errors.empty() ? "-" : fmt::format("{:.2f}", errors[errors.size() / 2]),
-                 errors.empty() ? "-" : fmt::format("{:.2f}", errors.back()), fmt::format("{}", errors.size()),
+                 errors.empty() ? "-" : format("{:.2f}", errors[errors.size() / 2]),
+                 errors.empty() ? "-" : format("{:.2f}", errors.back()), format("{}", errors.size()),
                  failures_cell(wrong)});
     }
   }
@@ -245,12 +268,11 @@ std::string determinism_section(const Comparison& c) {
     if (list.empty()) continue;
     const Summary s = summary_of(list);
     HtmlTable table({"shape", "deterministic over fast"});
-    for (const Ratio& r : list) table.row({shape_cell_of(view, r.cell), fmt::format("{:.2f}", r.value)});
+    for (const Ratio& r : list) table.row({shape_cell_of(view, r.cell), format("{:.2f}", r.value)});
     const TimingRow* worst = view.find(s.worst, "tessera");
-    out += fmt::format(
-        "<p>The deterministic {} runs at {:.2f} of the fast one's speed in "
-        "the geometric mean and at {:.2f} in the worst case ({}).</p><details><summary>every "
-        "shape</summary>{}</details>",
+    out += format(
+        "<p>Deterministic {}: {:.2f} of the fast one's speed in the geometric mean, {:.2f} in the worst case "
+        "({}).</p><details><summary>every shape</summary>{}</details>",
         escaped(view.how.label), s.mean, s.least, escaped(worst != nullptr ? shape_text(*worst) : s.worst),
         table.done());
   }

@@ -1,11 +1,10 @@
 #include "results/database.h"
-
-#include <fmt/format.h>
+#include "base/format.h"
 
 namespace tessera::results {
 
 Status database_error(sqlite3* db) {
-  return {TESSERA_INTERNAL, fmt::format("the history cannot be read or written: {}", sqlite3_errmsg(db))};
+  return {TESSERA_INTERNAL, format("the history cannot be read or written: {}", sqlite3_errmsg(db))};
 }
 
 Status execute(sqlite3* db, const char* text) {

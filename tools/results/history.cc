@@ -1,11 +1,10 @@
 #include "results/history.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 
+#include "base/format.h"
 #include "jit/hash.h"
 #include "results/database.h"
 
@@ -62,7 +61,7 @@ Status prepare_schema(sqlite3* db) {
   if (found == kSchemaVersion) return {};
   if (found > kSchemaVersion) {
     return {TESSERA_INVALID_ARGUMENT,
-            fmt::format("it has schema {}, which a newer Tessera wrote; this one reads {}", found, kSchemaVersion)};
+            format("it has schema {}, which a newer Tessera wrote; this one reads {}", found, kSchemaVersion)};
   }
   const bool older = integer_of(db, "SELECT 1 FROM sqlite_master WHERE type='table' AND name='timing'", 0) != 0;
   if (older) {
@@ -122,7 +121,7 @@ Result<History> History::open(const std::string& file) {
     status = prepare_schema(db);
   }
   if (status.ok()) return history;
-  return Status(TESSERA_INVALID_ARGUMENT, fmt::format("cannot open the history {}: {}", file, status.message()));
+  return Status(TESSERA_INVALID_ARGUMENT, format("cannot open the history {}: {}", file, status.message()));
 }
 
 Result<std::int64_t> History::add_run(const std::string& kind, const std::string& gpu, const std::string& suite,
@@ -160,7 +159,7 @@ Result<int> History::add_verdicts(const std::string& gpu, const Json& suites) {
   return added;
 }
 
-// peers.json has "rows"; bench.json, training.json and evidence.json have "cases"; the others are facts alone.
+// peers.json and peers_unfused.json have "rows"; bench.json, training.json and evidence.json have "cases"; the others are facts alone.
 Result<int> History::add_timings(const std::string& kind, const std::string& gpu, const Json& content) {
   const Result<std::int64_t> run = add_run(kind, gpu, "", content);
   if (!run.ok()) return run.status();
@@ -180,7 +179,7 @@ Result<int> History::add_timings(const std::string& kind, const std::string& gpu
 Result<int> History::import_file(const std::string& file, const std::string& gpu) try {
   std::ifstream in(file);
   const Json content = Json::parse(in, nullptr, false);
-  if (!content.is_object()) return Status(TESSERA_INVALID_ARGUMENT, fmt::format("{} is not a JSON object", file));
+  if (!content.is_object()) return Status(TESSERA_INVALID_ARGUMENT, format("{} is not a JSON object", file));
   const std::string kind = fs::path(file).stem().string();
   Transaction transaction(db_.get());
   if (!transaction.begun().ok()) return transaction.begun();
@@ -189,7 +188,7 @@ Result<int> History::import_file(const std::string& file, const std::string& gpu
   if (Status s = transaction.commit(); !s.ok()) return s;
   return added;
 } catch (const nlohmann::json::exception& e) {
-  return Status(TESSERA_INVALID_ARGUMENT, fmt::format("{} is not a result file: {}", file, e.what()));
+  return Status(TESSERA_INVALID_ARGUMENT, format("{} is not a result file: {}", file, e.what()));
 }
 
 Result<int> History::import_results(const std::string& results) {
@@ -198,12 +197,12 @@ Result<int> History::import_results(const std::string& results) {
   for (const auto& folder : fs::directory_iterator(results, error)) {
     if (folder.is_directory()) folders.push_back(folder.path());
   }
-  if (error) return Status(TESSERA_INVALID_ARGUMENT, fmt::format("cannot read {}: {}", results, error.message()));
+  if (error) return Status(TESSERA_INVALID_ARGUMENT, format("cannot read {}: {}", results, error.message()));
   std::sort(folders.begin(), folders.end());
   int added = 0;
   for (const fs::path& folder : folders) {
-    for (const char* name : {"peers.json", "bench.json", "training.json", "evidence.json", "fuzz.json",
-                             "dram_bytes.json", "verify.json"}) {
+    for (const char* name : {"peers.json", "peers_unfused.json", "bench.json", "training.json", "evidence.json",
+                             "fuzz.json", "dram_bytes.json", "verify.json"}) {
       if (!fs::exists(folder / name)) continue;
       const Result<int> one = import_file((folder / name).string(), folder.filename().string());
       if (!one.ok()) return one.status();

@@ -1,10 +1,9 @@
 #include "results/html.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "base/format.h"
 #include "results/presentation.h"
 
 namespace tessera::results {
@@ -47,10 +46,11 @@ std::string page_style() {
          ".picture{max-width:1000px}"
          ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}"
          "th,td{padding:3px 9px;text-align:right;border-bottom:1px solid var(--edge);white-space:nowrap}"
-         "th:first-child,td:first-child{text-align:left}thead th{background:var(--band)}"
+         "th:first-child,td:first-child{text-align:left}thead th{background:var(--band);white-space:normal}"
          ".loss{outline:2px solid var(--bad);outline-offset:-2px;font-weight:700}"
          ".bad{color:var(--bad);font-weight:700}"
          ".shape{white-space:normal;text-align:left;min-width:15em}"
+         ".figures{white-space:normal;min-width:6.5em}"
          ".long{white-space:normal;overflow-wrap:anywhere;text-align:left;min-width:16em;max-width:60em}"
          "dt{font-weight:600}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px}dd{margin:0}"
          ".good{color:var(--good)}.legend span{margin-right:14px;white-space:nowrap}";
@@ -69,35 +69,37 @@ void HtmlTable::row(const std::vector<std::string>& cells) {
 }
 
 std::string shape_cell(const TimingRow& row) {
-  return fmt::format("<td class=\"shape\" title=\"{}\">{}</td>", escaped(row.cell), escaped(shape_text(row)));
+  return format("<td class=\"shape\" title=\"{}\">{}</td>", escaped(row.cell), escaped(shape_text(row)));
 }
 
+std::string figures_cell(const std::string& text) { return format("<td class=\"figures\">{}</td>", escaped(text)); }
+
 std::string long_cell(const std::string& text, const char* style) {
-  return fmt::format("<td class=\"long {}\">{}</td>", style, escaped(text));
+  return format("<td class=\"long {}\">{}</td>", style, escaped(text));
 }
 
 std::string ratio_cell(double ratio) {
   const double far = std::min(1.0, std::abs(std::log2(ratio)));
   const char* colour = ratio >= 1 ? "43,138,62" : "201,42,42";
-  return fmt::format("<td{} style=\"background:rgba({},{:.2f})\">{:.2f}</td>", ratio < 1 ? " class=\"loss\"" : "",
-                     colour, 0.08 + 0.6 * far, ratio);
+  return format("<td{} style=\"background:rgba({},{:.2f})\">{:.2f}</td>", ratio < 1 ? " class=\"loss\"" : "", colour,
+                0.08 + 0.6 * far, ratio);
 }
 
-std::string failures_cell(int count) { return count > 0 ? fmt::format("<td class=\"bad\">{}</td>", count) : "0"; }
+std::string failures_cell(int count) { return count > 0 ? format("<td class=\"bad\">{}</td>", count) : "0"; }
 
 std::string status_cell(const TimingRow* row) {
   if (row == nullptr) return "-";
-  return fmt::format("<td class=\"{}\" title=\"{}\">{}</td>", row->status == "wrong" ? "bad" : "soft",
-                     escaped(row->detail), escaped(row->status));
+  return format("<td class=\"{}\" title=\"{}\">{}</td>", row->status == "wrong" ? "bad" : "soft", escaped(row->detail),
+                escaped(row->status));
 }
 
-std::string microseconds(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
+std::string microseconds(double seconds) { return format("{:.1f}", seconds * 1e6); }
 
 std::string bytes_text(double bytes) {
-  if (bytes < 1e3) return fmt::format("{:.0f} B", bytes);
-  if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);
-  if (bytes < 1e9) return fmt::format("{:.1f} MB", bytes / 1e6);
-  return fmt::format("{:.2f} GB", bytes / 1e9);
+  if (bytes < 1e3) return format("{:.0f} B", bytes);
+  if (bytes < 1e6) return format("{:.1f} kB", bytes / 1e3);
+  if (bytes < 1e9) return format("{:.1f} MB", bytes / 1e6);
+  return format("{:.2f} GB", bytes / 1e9);
 }
 
 }  // namespace tessera::results

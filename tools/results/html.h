@@ -26,6 +26,8 @@ class HtmlTable {
 
 // The row's shape in words, with its name as a tooltip.
 std::string shape_cell(const TimingRow& row);
+// "12.3 / 456.7 / 1.23", which may be broken at its slashes.
+std::string figures_cell(const std::string& text);
 // Text that may be long: it is broken into lines.
 std::string long_cell(const std::string& text, const char* style = "");
 

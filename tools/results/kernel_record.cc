@@ -1,7 +1,6 @@
 #include "results/kernel_record.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/format.h"
 #include "jit/sources.h"
 #include "results/date.h"
 #include "results/json.h"
@@ -50,8 +50,8 @@ std::string describe(const Json& entry) {
   std::string text;
   const Json archs = entry.is_object() ? entry.value("archs", Json::object()) : Json::object();
   for (auto at = archs.begin(); at != archs.end(); ++at) {
-    text += fmt::format("{}{} on {}, {}", text.empty() ? "" : "; ", at.key(), text_at(at.value(), "gpu"),
-                        text_at(at.value(), "date"));
+    text += format("{}{} on {}, {}", text.empty() ? "" : "; ", at.key(), text_at(at.value(), "gpu"),
+                   text_at(at.value(), "date"));
   }
   return text;
 }
@@ -94,9 +94,9 @@ Status may_record() {
   const std::string& folder = jit::kernel_sources().folder;
   if (folder.empty()) return {};
   return {TESSERA_INVALID_ARGUMENT,
-          fmt::format("only kernels that the library contains can be recorded as verified, not those in {} "
-                      "(TESSERA_KERNEL_SOURCES)",
-                      folder)};
+          format("only kernels that the library contains can be recorded as verified, not those in {} "
+                 "(TESSERA_KERNEL_SOURCES)",
+                 folder)};
 }
 
 Status record_verified(const std::string& file, const std::vector<std::string>& headers, const Proof& proof) {
@@ -116,7 +116,7 @@ Status record_verified(const std::string& file, const std::vector<std::string>& 
   std::ofstream out(file);
   out << record.dump(2) << '\n';
   out.close();
-  if (!out) return {TESSERA_INVALID_ARGUMENT, fmt::format("cannot write {}", file)};
+  if (!out) return {TESSERA_INVALID_ARGUMENT, format("cannot write {}", file)};
   return {};
 }
 

@@ -39,6 +39,17 @@ void add_attention(std::vector<Presentation>& list) {
   small.op = small.label = "backward";
   list.push_back(small);
 
+  Presentation other{.family = "attention",
+                     .op = "forward",
+                     .tag = "odd",
+                     .form = Form::kPlain,
+                     .label = "forward, other shapes",
+                     .section = "Other shapes"};
+  list.push_back(other);
+  other.op = "backward";
+  other.label = "backward, other shapes";
+  list.push_back(other);
+
   list.push_back({.family = "attention",
                   .op = "decode",
                   .form = Form::kBandwidth,
@@ -154,13 +165,16 @@ std::string entrant_text(const std::string& entrant) {
       {"tessera", "Tessera"},
       {"tessera-det", "Tessera with gradients that are bitwise equal from run to run"},
       {"fa2", "FlashAttention-2, through PyTorch's scaled_dot_product_attention"},
-      {"fa2-det", "the same with torch.use_deterministic_algorithms"},
+      {"fa2-det", "FlashAttention-2 with torch.use_deterministic_algorithms"},
       {"cudnn", "cuDNN, through PyTorch's scaled_dot_product_attention"},
-      {"cudnn-det", "the same with torch.use_deterministic_algorithms"},
+      {"cudnn-det", "cuDNN with torch.use_deterministic_algorithms"},
       {"efficient", "memory-efficient attention, through PyTorch's scaled_dot_product_attention"},
       {"math", "matrix products and a softmax of their own, unfused, in PyTorch"},
       {"flex", "PyTorch's FlexAttention, compiled"},
       {"fa3", "FlashAttention-3"},
+      {"fa3-det", "FlashAttention-3 with its deterministic backward"},
+      {"fa4", "FlashAttention-4"},
+      {"fa4-det", "FlashAttention-4 with its deterministic backward"},
       {"flash_attn", "the flash_attn package"},
       {"flashinfer", "FlashInfer"},
       {"cublas", "cuBLAS, through PyTorch"}};

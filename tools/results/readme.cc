@@ -1,8 +1,7 @@
 // README's tables and picture.
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "base/format.h"
 #include "results/charts.h"
 #include "results/report_page.h"
 #include "results/sections.h"
@@ -16,16 +15,17 @@ std::string speed_table(const Comparison& c, const std::vector<const View*>& vie
   const std::size_t shapes = first.ours().size();
   std::string torch = text_at(c.run.facts.value("environment", Json::object()), "torch");
   std::string out =
-      fmt::format("{}, {}, PyTorch {}, {}; {} shape{} of {}, Tessera's speed over each peer's:\n\n", gpu_title(c.run),
-                  c.run.date.substr(0, 10), torch.empty() ? "?" : torch, field_text(first.rows.front().fields, "dtype"),
-                  shapes, shapes == 1 ? "" : "s", first.how.shapes);
+      format("{}, {}, PyTorch {}, {}; {} shape{} of {}, Tessera's speed over each peer's:\n\n", gpu_title(c.run),
+             c.run.date.substr(0, 10), torch.empty() ? "?" : torch, field_text(first.rows.front().fields, "dtype"),
+             shapes, shapes == 1 ? "" : "s", first.how.shapes);
   out += "| | peer | geometric mean | minimum | where | behind in |\n|---|---|---|---|---|---|\n";
   for (const View* view : views) {
     for (const std::string& peer : rivals(*view)) {
-      const Summary s = summary_of(ratios(*view, "tessera", peer));
+      const Summary s = summary_of(ratios(*view, ours_beside(peer), peer));
       if (s.cells == 0) continue;
-      out += fmt::format("| {} | {} | {:.2f} | {:.2f} | `{}` | {} of {} |\n", view->how.label,
-                         peer == kBest ? "the best of them" : peer, s.mean, s.least, s.worst, s.losses, s.cells);
+      out += format("| {}{} | {} | {:.2f} | {:.2f} | `{}` | {} of {} |\n",
+                    is_deterministic(peer) ? "deterministic " : "", view->how.label,
+                    peer == kBest ? "the best of them" : peer, s.mean, s.least, s.worst, s.losses, s.cells);
     }
   }
   return out;
@@ -33,21 +33,20 @@ std::string speed_table(const Comparison& c, const std::vector<const View*>& vie
 
 std::string bandwidth_table(const View& view) {
   const std::string through = served_through(view);
-  std::string out =
-      fmt::format("\n{}{}:\n\n| |", view.how.readme_caption, through.empty() ? "" : ", Tessera " + through);
+  std::string out = format("\n{}{}:\n\n| |", view.how.readme_caption, through.empty() ? "" : ", Tessera " + through);
   std::string rule = "\n|---|";
   for (const std::string& e : view.ran()) {
-    out += fmt::format(" {} |", e);
+    out += format(" {} |", e);
     rule += "---|";
   }
   out += rule + "\n";
   for (const std::string& cell : view.cells()) {
-    out += fmt::format("| `{}` |", cell);
+    out += format("| `{}` |", cell);
     for (const std::string& e : view.ran()) {
       const TimingRow* r = view.find(cell, e);
       out += r == nullptr ? " - |"
-             : !r->ok()   ? fmt::format(" {} |", r->status)
-                          : fmt::format(" {:.1f}, {:.2f} |", r->median * 1e6, r->bandwidth() / 1e12);
+             : !r->ok()   ? format(" {} |", r->status)
+                          : format(" {:.1f}, {:.2f} |", r->median * 1e6, r->bandwidth() / 1e12);
     }
     out += "\n";
   }
@@ -83,13 +82,13 @@ std::string readme_tables(const History& history) {
     const std::vector<const View*> charted = c->of_form(Form::kCharts);
     for (const std::vector<const View*>& views : by_family(charted)) out += speed_table(*c, views);
     if (!charted.empty()) {
-      out += fmt::format("\n![{}, beside the peers](docs/speed.svg)\n", charted.front()->how.section);
+      out += format("\n![{}, beside the peers](docs/speed.svg)\n", charted.front()->how.section);
     }
     for (const View* view : charted) {
       const Summary cost = summary_of(ratios(*view, "tessera-det", "tessera"));
       if (cost.cells == 0) continue;
-      out += fmt::format("\nThe deterministic {} runs at {:.2f} of the fast one's speed, {:.2f} at the least.\n",
-                         view->how.label, cost.mean, cost.least);
+      out += format("\nThe deterministic {} runs at {:.2f} of the fast one's speed, {:.2f} at the least.\n",
+                    view->how.label, cost.mean, cost.least);
     }
     for (const View* view : c->of_form(Form::kBandwidth)) out += bandwidth_table(*view);
   }

@@ -1,9 +1,8 @@
 // The report's sections about what was verified, and about earlier runs.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 
+#include "base/format.h"
 #include "results/html.h"
 #include "results/sections.h"
 
@@ -30,7 +29,7 @@ std::string hostile_tables(const std::vector<VerdictRow>& verdicts) {
   }
   HtmlTable table({"hostile inputs", "passed", "failed", "worst error"});
   for (const auto& [kind, w] : by_kind) {
-    table.row({escaped(kind), fmt::format("{}", w.passed), failures_cell(w.failed), fmt::format("{:.2f}", w.error)});
+    table.row({escaped(kind), format("{}", w.passed), failures_cell(w.failed), format("{:.2f}", w.error)});
   }
   std::string out = "<h3>Hostile inputs</h3>" + table.done();
   if (!failures.empty()) out += "<p class=\"bad\">Failed:</p><ul>" + failures + "</ul>";
@@ -46,9 +45,8 @@ std::string verify_section(const History& history, const std::string& gpu) {
   HtmlTable table({"suite", "date", "passed", "failed", "refused", "worst error", "where"});
   for (const auto& [suite, run] : newest) {
     const auto count = [&run = run](const char* key) { return static_cast<int>(number_at(run.facts, key)); };
-    table.row({escaped(suite), escaped(run.date), fmt::format("{}", count("passed")), failures_cell(count("failed")),
-               fmt::format("{}", count("refused")),
-               fmt::format("{:.2f}", number_at(run.facts, "worst_error_over_allowed")),
+    table.row({escaped(suite), escaped(run.date), format("{}", count("passed")), failures_cell(count("failed")),
+               format("{}", count("refused")), format("{:.2f}", number_at(run.facts, "worst_error_over_allowed")),
                long_cell(text_at(run.facts, "worst_case"))});
   }
   std::string out =
@@ -70,7 +68,7 @@ std::string evidence_section(const History& history, const std::string& gpu) {
   for (const TimingRow& r : history.timings(runs.front().id)) {
     if (r.status == "refused") continue;
     ++cases;
-    const std::string error = fmt::format("{:.2f}", r.error);
+    const std::string error = format("{:.2f}", r.error);
     if (r.ok()) {
       table.row({shape_cell(r), microseconds(r.median), microseconds(r.p95), microseconds(r.p99), microseconds(r.graph),
                  microseconds(r.host), error});
@@ -84,15 +82,14 @@ std::string evidence_section(const History& history, const std::string& gpu) {
              equal = static_cast<int>(number_at(facts, "equal_calls"));
   std::string judged;
   if (calls > 0) {
-    judged = fmt::format(
+    judged = format(
         "{} single calls, launch included, none flushed: {} gave the bits of a result that the oracle judged, {} "
         "differ "
         "from one by at most {:.2f} of what the oracle leaves. ",
         calls, equal, calls - equal, number_at(facts, "largest_difference"));
   }
-  return fmt::format(
-      "<h2>Evidence</h2><p>{} cases. {}{} were wrong.</p><details><summary>every case</summary>{}</details>", cases,
-      judged, wrong, table.done());
+  return format("<h2>Evidence</h2><p>{} cases. {}{} were wrong.</p><details><summary>every case</summary>{}</details>",
+                cases, judged, wrong, table.done());
 }
 
 std::string fuzz_section(const History& history, const std::string& gpu) {
@@ -100,7 +97,7 @@ std::string fuzz_section(const History& history, const std::string& gpu) {
   if (runs.empty()) return {};
   const Json& facts = runs.front().facts;
   const auto count = [&](const char* key) { return static_cast<int>(number_at(facts, key)); };
-  return fmt::format(
+  return format(
       "<h2>Random problems</h2><p>{} small problems drawn at random, of {} kernel instances, were compared with the "
       "oracle ({}): {} failed.</p>",
       count("problems"), count("instances"), escaped(runs.front().date), count("failed"));
@@ -113,9 +110,9 @@ std::string traffic_section(const History& history, const std::string& gpu) {
   for (const Json& c : runs.front().facts.value("calls", Json::array())) {
     const auto size = [&](const char* key) { return static_cast<int>(number_at(c, key)); };
     const double read = number_at(c, "read"), written = number_at(c, "written"), counted = number_at(c, "counted");
-    table.row({fmt::format("{}, {}, {}, {}", size("batch"), size("seq"), size("heads"), size("dim")),
+    table.row({format("{}, {}, {}, {}", size("batch"), size("seq"), size("heads"), size("dim")),
                escaped(text_at(c, "op")), escaped(text_at(c, "way")), bytes_text(read), bytes_text(written),
-               bytes_text(counted), fmt::format("{:.2f}", (read + written) / counted)});
+               bytes_text(counted), format("{:.2f}", (read + written) / counted)});
   }
   return "<h2>Bytes that went through memory</h2><p>Measured by Nsight Compute over every kernel of a call, fp16. "
          "Fused "
@@ -148,7 +145,7 @@ std::string history_section(const History& history, const std::string& gpu) {
     std::vector<std::string> line{escaped(runs[n].date), escaped(runs[n].version)};
     for (const std::string& label : columns) {
       const auto at = means[n].find(label);
-      line.push_back(at != means[n].end() ? fmt::format("{:.3f}", at->second) : "-");
+      line.push_back(at != means[n].end() ? format("{:.3f}", at->second) : "-");
     }
     table.row(line);
   }

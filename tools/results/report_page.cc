@@ -1,7 +1,8 @@
 #include "results/report_page.h"
 
-#include <fmt/format.h>
+#include <algorithm>
 
+#include "base/format.h"
 #include "results/charts.h"
 #include "results/html.h"
 #include "results/sections.h"
@@ -35,13 +36,18 @@ std::string gpu_sections(const History& history, const std::string& gpu) {
   const std::vector<TimingRow> bench = benches.empty() ? std::vector<TimingRow>() : history.timings(benches.front().id);
   std::string out;
   if (c) {
-    out += fmt::format("<h2>{}</h2><p class=\"soft\">{}, Tessera {}, {} measurements.</p>", escaped(gpu_title(c->run)),
-                       escaped(c->run.date), escaped(c->run.version), c->rows.size());
-    out += headline(*c) + reading_section(*c) + speed_sections(*c) + ratio_section(*c) + latency_sections(*c);
-    if (!benches.empty()) out += roofline_section(*c, benches.front());
+    out += format("<h2>{}</h2><p class=\"soft\">{}, Tessera {}, {} measurements.</p>", escaped(gpu_title(c->run)),
+                  escaped(c->run.date), escaped(c->run.version), c->rows.size());
+    out += headline(*c) + reading_section(*c) + speed_sections(*c) + ratio_section(*c) + latency_sections(*c) +
+           unfused_section(history, gpu);
+    std::vector<RunRow> measured = history.runs("evidence", gpu);  // it measures the ceilings, too
+    measured.insert(measured.begin(), benches.begin(), benches.end());
+    const auto newest = std::max_element(measured.begin(), measured.end(),
+                                         [](const RunRow& a, const RunRow& b) { return a.date < b.date; });
+    if (newest != measured.end()) out += roofline_section(*c, *newest);
     out += bytes_section(*c) + accuracy_section(*c) + determinism_section(*c);
   } else {
-    out += fmt::format("<h2>{}</h2><p>No comparison with peers is recorded.</p>", escaped(gpu));
+    out += format("<h2>{}</h2><p>No comparison with peers is recorded.</p>", escaped(gpu));
   }
   const Comparison* compared = c ? &*c : nullptr;
   out += bandwidth_sections(compared, bench) + plain_sections(compared, bench) + training_section(history, gpu);
@@ -61,10 +67,10 @@ std::string gpu_title(const RunRow& run) {
 std::string html_report(const History& history, const std::vector<KernelState>& kernels) {
   std::string body =
       "<h1>Tessera: what was measured</h1><p>Tessera is a library of fused kernels for transformers: attention "
-      "forward, "
-      "backward and decode, and matrix products with their epilogues, compiled at run time for the GPU at hand. This "
-      "page "
-      "shows how fast they are beside other libraries, how far their results are from fp64, and what was checked.</p>";
+      "forward, backward and decode, matrix products with their epilogues, MLPs, mixtures of experts, losses and "
+      "norms, "
+      "compiled at run time for the GPU at hand. This page shows how fast they are beside other libraries, how far "
+      "their results are from fp64, and what was checked.</p>";
   const std::vector<std::string> gpus = history.gpus();
   if (gpus.empty()) body += "<p>Nothing has been recorded.</p>";
   for (const std::string& gpu : gpus) body += gpu_sections(history, gpu);

@@ -14,6 +14,8 @@ namespace tessera::results {
 std::string headline(const Comparison& c);
 std::string speed_sections(const Comparison& c);
 std::string ratio_section(const Comparison& c);
+// From peers_unfused.json (`python -m tessera.bench --peers math,flex`).
+std::string unfused_section(const History& history, const std::string& gpu);
 std::string latency_sections(const Comparison& c);
 std::string bytes_section(const Comparison& c);
 std::string accuracy_section(const Comparison& c);

@@ -53,7 +53,7 @@ struct Case {
   bool scales_per_batch = false;  // fp8_cache: and per sequence
   double query_size = 1;          // q is multiplied by it
   int scale_exponent = 0;         // fp8: q's scales are multiplied by 2 to its power, and k's divided
-  bool uneven = false;            // fp8: blocks of k and of v are of different sizes, and so are their scales
+  bool uneven = false;  // fp8, rounded to it: blocks of k and of v are of different sizes, and so are their scales
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;

@@ -191,7 +191,14 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   add({33, 1, 300, 8, 8, 16, 16}, {cache_lengths(many)});
   // As many row blocks as a large GPU has SMs.
   std::vector<std::int32_t> some(many.begin(), many.begin() + 16);
-  if (dtype == DType::kBFloat16) add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some)});
+  if (dtype == DType::kBFloat16) {
+    add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some)});
+    add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some), e4m3_cache()});
+    // At equal lengths CTAs have whole row blocks, or parts of them.
+    add({16, 1, 300, 32, 8, 128, 128}, {});
+    add({33, 1, 300, 8, 8, 16, 16}, {});
+    add({3, 1, 2000, 8, 8, 16, 16}, {});
+  }
   // So many tiles that every stage is used often.
   if (dtype == DType::kBFloat16) add({2, 1, 33800, 8, 8, 16, 16}, {cache_lengths({33800, 30011})});
   // Rows of a group: queries times heads.

@@ -11,6 +11,6 @@ namespace tessera::verify {
 const Family& attention_family();
 
 std::unique_ptr<Case> attention_case(const cases::Case& c);
-std::unique_ptr<Case> random_attention(std::uint64_t number);
+std::unique_ptr<Case> random_attention(std::uint64_t number, std::uint64_t kind);
 
 }  // namespace tessera::verify

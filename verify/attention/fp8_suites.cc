@@ -50,16 +50,20 @@ void add_full_fp8(std::vector<Case>& out) {
   // Several times as many tiles as a large GPU runs at once; scales that change from block to block.
   add({3, 40, 130, 200, 50, 64, 64}, {fp8(), causal(), bottom_right()});
   for (const std::int64_t d : {64, 128}) add({2, 300, 700, 16, 2, d, d}, {fp8(64, 64, 64), uneven()});
+  for (const bool rotated : {false, true}) add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(rotated), uneven()});
+  add({1, 200, 400, 150, 150, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});  // the dynamic scheduler
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});
   }
   add({3, 330, 90, 2, 2, 128, 128}, {fp8(64, 128, 0), window(40, 9), bottom_right()});
   for (const std::int64_t d : {16, 48, 96, 112, 128, 160, 192, 256}) {
-    add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8(d % 64 == 0)});
+    add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8(d == 192)});
   }
   for (const std::int64_t d : {16, 80, 128, 240}) add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8_with_residuals()});
-  add({1, 129, 257, 2, 2, 128, 64}, {rounded_to_fp8(true), layout(Layout::kHeadsMajor), softcap(20)});
+  for (const bool rotated : {false, true}) {
+    add({1, 129, 257, 2, 2, 128, 64}, {rounded_to_fp8(rotated), layout(Layout::kHeadsMajor), softcap(20)});
+  }
 }
 
 void add_hostile_fp8(std::vector<Case>& out) {
@@ -89,7 +93,9 @@ void add_sanitize_fp8(std::vector<Case>& out) {
   out.push_back(make(kForward, kBf16, {1, 97, 131, 2, 1, 128, 128}, {fp8()}));
   out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {fp8(64, 64, 64), causal(), bottom_right()}));
   out.push_back(make(kForward, kFp16, {1, 1, 1, 2, 1, 64, 64}, {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), fp8()}));
-  out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {rounded_to_fp8(true)}));
+  for (const bool rotated : {false, true}) {
+    out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {rounded_to_fp8(rotated)}));
+  }
 }
 
 void add_bench_fp8(std::vector<Case>& out) {

@@ -401,11 +401,11 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
       blank_row(in.v, 0, row);
     }
   }
+  if (c.uneven) {
+    make_uneven(in.k);
+    make_uneven(in.v);
+  }
   if (p.fp8) {
-    if (c.uneven) {
-      make_uneven(in.k);
-      make_uneven(in.v);
-    }
     quantise(c, in.q, p.seq_q, p.q_scale_block, c.scale_exponent, in.cu_seqlens_q, in.q_e4m3, in.q_scale);
     quantise(c, in.k, p.seq_k, p.k_scale_block, -c.scale_exponent, in.cu_seqlens_k, in.k_e4m3, in.k_scale);
     quantise(c, in.v, p.seq_k, p.v_scale_block, 0, in.cu_seqlens_k, in.v_e4m3, in.v_scale);

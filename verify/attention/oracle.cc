@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <thread>
+#include <type_traits>
 
 namespace tessera::oracle {
 namespace {
@@ -51,11 +52,24 @@ std::int64_t key_offset(const Inputs& in, const HostTensor& t, const Sequence& s
   return t.offset(s.k_batch, s.k_row + j, head);
 }
 
+// The sum of term(0) to term(n - 1). In double, where their order hardly matters, eight sums side by side; in float one
+// after the other, as the plain computation has it.
+template <class Real, class Term>
+Real sum_of(std::int64_t n, const Term& term) {
+  constexpr std::int64_t kSums = std::is_same_v<Real, double> ? 8 : 1;
+  Real sums[kSums] = {};
+  std::int64_t d = 0;
+  for (; d + kSums <= n; d += kSums) {
+    for (std::int64_t i = 0; i < kSums; ++i) sums[i] += term(d + i);
+  }
+  for (; d < n; ++d) sums[0] += term(d);
+  for (std::int64_t i = 1; i < kSums; ++i) sums[0] += sums[i];
+  return sums[0];
+}
+
 template <class Real>
 Real dot(const Real* a, const Real* b, std::int64_t n) {
-  Real sum = 0;
-  for (std::int64_t d = 0; d < n; ++d) sum += a[d] * b[d];
-  return sum;
+  return sum_of<Real>(n, [&](std::int64_t d) { return a[d] * b[d]; });
 }
 
 // A dot product as the tensor cores sum e4m3: 32 products at a time are added to the sum so far, each truncated to 13
@@ -82,12 +96,14 @@ Real dot_of_e4m3(const Real* a, const Real* b, std::int64_t n) {
   return sum;
 }
 
+// None of what is squared is near the square root of the largest double: inputs have at most fp32's range.
+double square(double x) { return x * x; }
+
 // The size of the terms of a dot product: rounding errors are relative to it, however small the sum is.
 template <class Real>
 double terms_of(const Real* a, const Real* b, std::int64_t n) {
-  double sum = 0;
-  for (std::int64_t d = 0; d < n; ++d) sum += std::abs(static_cast<double>(a[d]) * static_cast<double>(b[d]));
-  return sum;
+  return sum_of<double>(
+      n, [&](std::int64_t d) { return std::abs(static_cast<double>(a[d]) * static_cast<double>(b[d])); });
 }
 
 template <class Real>
@@ -118,6 +134,11 @@ struct Attention {
   // For the oracle only. Per key head of the batch, so that threads share nothing; the largest is kept at the end.
   struct Terms {
     double lse = 0, dq = 0, dk = 0, dv = 0;
+  };
+  // Of one key head, by key.
+  struct Keys {
+    std::vector<double> ds, p;  // sums of their sizes
+    std::vector<double> norm;   // backward: of the key
   };
   std::vector<Terms> terms;
 
@@ -162,16 +183,23 @@ struct Attention {
     const std::int64_t group = p.heads_q / p.heads_kv;
     const Sequence s = sequence_of(in, b);
     Terms& most = terms[static_cast<std::size_t>(b * p.heads_kv + head_kv)];
-    std::vector<double> ds_of_key(static_cast<std::size_t>(s.len_k), 0), p_of_key(ds_of_key);
-    for (std::int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
-      for (std::int64_t i = 0; i < s.len_q; ++i) one_row(b, h, head_kv, i, s, most, ds_of_key, p_of_key);
+    Keys keys;
+    for (auto* values : {&keys.ds, &keys.p, &keys.norm}) values->assign(static_cast<std::size_t>(s.len_k), 0);
+    if (p.op == AttentionOp::kBackward && !round) {
+      for (std::int64_t j = s.first_key; j < s.len_k; ++j) {
+        const Real* k_row = k.data() + key_offset(in, in.k, s, j, head_kv);
+        keys.norm[static_cast<std::size_t>(j)] = std::sqrt(static_cast<double>(dot(k_row, k_row, p.dim_qk)));
+      }
     }
-    for (double x : ds_of_key) most.dk = std::max(most.dk, x * largest_q);
-    for (double x : p_of_key) most.dv = std::max(most.dv, x * largest_do);
+    for (std::int64_t h = head_kv * group; h < (head_kv + 1) * group; ++h) {
+      for (std::int64_t i = 0; i < s.len_q; ++i) one_row(b, h, head_kv, i, s, most, keys);
+    }
+    for (double x : keys.ds) most.dk = std::max(most.dk, x * largest_q);
+    for (double x : keys.p) most.dv = std::max(most.dv, x * largest_do);
   }
 
   void one_row(std::int64_t b, std::int64_t h, std::int64_t head_kv, std::int64_t i, const Sequence& s, Terms& most,
-               std::vector<double>& ds_of_key, std::vector<double>& p_of_key) {
+               Keys& of_keys) {
     const AttentionProblem& p = in.problem;
     const auto scale = static_cast<Real>(p.scale);
     const auto cap = static_cast<Real>(p.softcap);
@@ -244,8 +272,7 @@ struct Attention {
     // the root of the mean of 1 / m^2.
     const double rounding =
         0.735 / std::sqrt(12.0) * verify::epsilon_of(p.dtype) * std::abs(static_cast<double>(p.scale));
-    double& dq_rounding =
-        out.dq.row_rounding[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)];
+    double dq_rounding = 0;                                               // the square
     std::vector<double> mean_key(static_cast<std::size_t>(p.dim_qk), 0);  // by weight
     double ds_of_row = 0;
     for (std::size_t x = 0; x < n; ++x) {
@@ -268,19 +295,18 @@ struct Attention {
         mean_key[static_cast<std::size_t>(d)] += share * static_cast<double>(k[static_cast<std::size_t>(k_at + d)]);
       }
       double& dk_noise = out.dk.row_noise[static_cast<std::size_t>(k_at / p.dim_qk)];
-      dk_noise = std::hypot(dk_noise, share * delta_noise * q_norm);
+      dk_noise += square(share * delta_noise * q_norm);
       double& dk_rounding = out.dk.row_rounding[static_cast<std::size_t>(k_at / p.dim_qk)];
-      dk_rounding = std::hypot(dk_rounding, rounding * static_cast<double>(ds) * q_norm);
-      const Real* const k_row = k.data() + k_at;
-      dq_rounding = std::hypot(dq_rounding, rounding * static_cast<double>(ds) *
-                                                std::sqrt(static_cast<double>(dot(k_row, k_row, p.dim_qk))));
+      dk_rounding += square(rounding * static_cast<double>(ds) * q_norm);
+      dq_rounding += square(rounding * static_cast<double>(ds) * of_keys.norm[static_cast<std::size_t>(keys[x])]);
       ds_of_row += size;
-      ds_of_key[static_cast<std::size_t>(keys[x])] += size;
-      p_of_key[static_cast<std::size_t>(keys[x])] += w;
+      of_keys.ds[static_cast<std::size_t>(keys[x])] += size;
+      of_keys.p[static_cast<std::size_t>(keys[x])] += w;
     }
     most.dq = std::max(most.dq, ds_of_row * largest_k);
-    out.dq.row_noise[static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk)] =
-        delta_noise * std::sqrt(dot(mean_key.data(), mean_key.data(), p.dim_qk));
+    const auto row = static_cast<std::size_t>(out.dq.offset(s.q_batch, s.q_row + i, h) / p.dim_qk);
+    out.dq.row_rounding[row] = std::sqrt(dq_rounding);
+    out.dq.row_noise[row] = delta_noise * std::sqrt(dot(mean_key.data(), mean_key.data(), p.dim_qk));
     for (std::int64_t d = 0; d < p.dim_qk; ++d) {
       out.dq.at(s.q_batch, s.q_row + i, h, d) = rounded(scale * dq_row[static_cast<std::size_t>(d)]);
     }
@@ -302,6 +328,9 @@ struct Attention {
 
     for (std::size_t x = 0; x < dk.size(); ++x) out.dk.data[x] = rounded(static_cast<Real>(p.scale) * dk[x]);
     for (std::size_t x = 0; x < dv.size(); ++x) out.dv.data[x] = rounded(dv[x]);
+    for (auto* squares : {&out.dk.row_noise, &out.dk.row_rounding}) {
+      for (double& x : *squares) x = std::sqrt(x);
+    }
     for (const Terms& t : terms) {
       out.lse.terms = std::max(out.lse.terms, t.lse);
       out.dq.terms = std::max(out.dq.terms, t.dq);

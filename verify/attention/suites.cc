@@ -164,6 +164,17 @@ std::vector<Case> full() {
     }
     out.push_back(make(kBackward, dtype, {4, 200, 64, 4, 2, 64, 64},
                        {varlen({170, 9, 200, 1}, {0, 64, 33, 0}), causal(), bottom_right(), deterministic()}));
+    // Key tiles that take turns at dQ without being asked for an order: more columns than a wave of CTAs holds, and the last
+    // ones are fewer.
+    if (dtype == DType::kBFloat16) {
+      for (std::int64_t d : {64, 128, 256}) {
+        out.push_back(make(kBackward, dtype, {1, 70, 300, 150, 150, d, d}));
+        out.push_back(make(kBackward, dtype, {1, 70, 300, 150, 150, d, d}, {causal(), bottom_right()}));
+      }
+      out.push_back(make(kBackward, dtype, {1, 70, 300, 150, 150, 64, 64}, {deterministic()}));
+      out.push_back(make(kBackward, dtype, {4, 70, 300, 40, 40, 64, 64},
+                         {varlen({70, 0, 33, 65}, {300, 7, 0, 260}), causal(), bottom_right()}));
+    }
     // Groups whose query heads are divided among CTAs, not evenly.
     out.push_back(make(kBackward, dtype, {1, 500, 700, 7, 1, 64, 64}, {causal(), bottom_right()}));
     out.push_back(make(kBackward, dtype, {2, 150, 200, 7, 1, 128, 128}));

@@ -85,6 +85,6 @@ std::unique_ptr<verify::Case> gemm_case(const Case& c);
 
 namespace tessera::verify {
 
-std::unique_ptr<Case> random_gemm(std::uint64_t number);
+std::unique_ptr<Case> random_gemm(std::uint64_t number, std::uint64_t kind);
 
 }  // namespace tessera::verify

@@ -181,9 +181,17 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {4100, 1032, 264}, {sampled(40), gated(), activation(kSilu)}));
     out.push_back(
         make(dtype, {5000, 1365, 512}, {sampled(40), transposed(false, true), gradient(), activation(kSilu)}));
-    out.push_back(make(dtype, {1365, 512, 5001}, {sampled(40), transposed(true, true), to_fp32()}));
+    out.push_back(make(dtype, {1365, 512, 9001}, {sampled(40), transposed(true, true), to_fp32()}));
     out.push_back(make(dtype, {512, 1365, 5001}, {sampled(40), transposed(true, true)}));
-    // Few columns: copies of unaligned rows would cost more than shifting them.
+    // Rows that start anywhere, of a and out together, of a weight, of both operands of a weight's gradient, of a gated
+    // product; and rows whose ends are not whole chunks.
+    out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), transposed(false, true)}));
+    out.push_back(make(dtype, {3001, 171, 93}, {sampled(60), transposed(false, true), bias()}));
+    out.push_back(make(dtype, {5000, 171, 96}, {sampled(40), gated(), activation(kSilu)}));
+    out.push_back(make(dtype, {333, 171, 5001}, {sampled(40), transposed(true, true), residual()}));
+    out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kPadded), residual()}));
+    out.push_back(make(dtype, {5000, 520, 200}, {sampled(40), layout(Layout::kUnaligned), bias()}));
+    // Few columns.
     out.push_back(make(dtype, {5000, 64, 1365}, {sampled(40), residual()}));
     out.push_back(make(dtype, {5000, 200, 93}, {sampled(40), bias(), activation(kSilu)}));
     out.push_back(make(dtype, {40, 1365, 5001}, {transposed(true, true)}));

@@ -72,6 +72,6 @@ std::unique_ptr<verify::Case> loss_case(const Case& c);
 namespace tessera::verify {
 
 // Of all ops of the family.
-std::unique_ptr<Case> random_loss(std::uint64_t number);
+std::unique_ptr<Case> random_loss(std::uint64_t number, std::uint64_t kind);
 
 }  // namespace tessera::verify

@@ -98,6 +98,6 @@ const tessera_tensor*& field_of(tessera_moe& args, MoeTensor tensor);
 void set_options(const MoeProblem& problem, tessera_moe& args);
 
 std::unique_ptr<verify::Case> moe_case(const Case& c);
-std::unique_ptr<verify::Case> random_moe(std::uint64_t number);
+std::unique_ptr<verify::Case> random_moe(std::uint64_t number, std::uint64_t kind);
 
 }  // namespace tessera::verify::moe

@@ -166,33 +166,30 @@ std::vector<Case> evidence() {
 }
 
 // A small problem from a number: what `tessera fuzz` tries.
-Case random_case(std::uint64_t number) {
-  const RandomStream stream(number, 0x66757a7b);
-  std::int64_t next = 0;
-  const auto below = [&](std::uint64_t n) { return static_cast<std::int64_t>(stream.bits(next++) % n); };
-  const auto one_in = [&](std::uint64_t n) { return below(n) == 0; };
-  const DType dtype = one_in(16) ? DType::kFloat32 : one_in(2) ? DType::kFloat16 : DType::kBFloat16;
+Case random_case(std::uint64_t number, std::uint64_t kind_number) {
+  Draw kind(kind_number, 0x6b696e64), draw(number, 0x66757a7b);
+  const DType dtype = kind.one_in(16) ? DType::kFloat32 : kind.one_in(2) ? DType::kFloat16 : DType::kBFloat16;
   Shape s{};
-  s.m = one_in(4) ? 1 + below(600) : below(40);
-  s.k = one_in(2) ? 8 * (1 + below(8)) : below(50);
-  s.hidden = one_in(2) ? 8 * (1 + below(8)) : below(50);
-  s.experts = one_in(6) ? 1 + below(130) : 1 + below(12);
-  s.top_k = 1 + below(static_cast<std::uint64_t>(std::min<std::int64_t>(s.experts, 10)));
+  s.m = draw.one_in(4) ? 1 + draw.below(600) : draw.below(40);
+  s.k = kind.one_in(2) ? 8 * (1 + draw.below(8)) : draw.below(50);
+  s.hidden = kind.one_in(2) ? 8 * (1 + draw.below(8)) : draw.below(50);
+  s.experts = kind.one_in(6) ? 1 + draw.below(130) : 1 + draw.below(12);
+  s.top_k = 1 + draw.below(std::min<std::int64_t>(s.experts, 10));
   constexpr int kActivations[] = {kIdentity, kRelu, kSilu, kGeluTanh, kGeluErf};
   constexpr Layout kLayouts[] = {Layout::kCompact, Layout::kPaddedHidden, Layout::kUnaligned};
   constexpr Routing kRoutings[] = {Routing::kNormal, Routing::kTies, Routing::kEmpty, Routing::kHostile};
   Options o;
-  o.backward = one_in(2);
-  o.gated = !one_in(3);
-  o.kept = one_in(2);
-  o.x_rows = one_in(2);
-  o.scoring = static_cast<int>(below(3));
-  o.balanced = o.scoring != kMoeGiven && one_in(2);
-  o.normalized = one_in(2);
-  o.fp32_logits = one_in(3);
-  o.activation = kActivations[below(std::size(kActivations))];
-  o.layout = kLayouts[below(std::size(kLayouts))];
-  o.routing = o.scoring == kMoeGiven && one_in(2) ? Routing::kSkipped : kRoutings[below(std::size(kRoutings))];
+  o.backward = kind.one_in(2);
+  o.gated = !kind.one_in(3);
+  o.kept = kind.one_in(2);
+  o.x_rows = kind.one_in(2);
+  o.scoring = static_cast<int>(kind.below(3));
+  o.balanced = o.scoring != kMoeGiven && kind.one_in(2);
+  o.normalized = kind.one_in(2);
+  o.fp32_logits = kind.one_in(3);
+  o.activation = kind.pick(kActivations);
+  o.layout = kind.pick(kLayouts);
+  o.routing = o.scoring == kMoeGiven && draw.one_in(2) ? Routing::kSkipped : draw.pick(kRoutings);
   Case c = make(dtype, s, o);
   c.seed = number;
   return c;
@@ -322,7 +319,9 @@ const std::vector<std::string>& suite_names() {
   return names;
 }
 
-std::unique_ptr<verify::Case> random_moe(std::uint64_t number) { return moe_case(random_case(number)); }
+std::unique_ptr<verify::Case> random_moe(std::uint64_t number, std::uint64_t kind) {
+  return moe_case(random_case(number, kind));
+}
 
 std::vector<Case> suite(std::string_view name) {
   if (name == "quick") return quick();

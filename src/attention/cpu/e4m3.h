@@ -32,11 +32,11 @@ inline const std::array<float, 256>& e4m3_values() {
   return table;
 }
 
-// To nearest, ties to even; beyond the largest value, to the largest.
+// To nearest, ties to even; beyond the largest value, to the largest. NaN has no sign, as a GPU's has none.
 inline unsigned char to_e4m3(float value) {
   constexpr float kLargest = 448, kLeastNormal = 1.0f / 64;
   const unsigned sign = std::signbit(value) ? 128u : 0u;
-  if (std::isnan(value)) return static_cast<unsigned char>(sign | 127u);
+  if (std::isnan(value)) return 127;
   const float size = std::min(std::abs(value), kLargest);
   if (size < kLeastNormal) {
     return static_cast<unsigned char>(sign | static_cast<unsigned>(std::nearbyint(size * 512)));  // 8: the least normal

@@ -48,6 +48,26 @@ inline void store(DType dtype, void* data, std::int64_t at, float value) {
   }
 }
 
+// A row of `count` elements. One loop for each type, which the compiler can vectorise.
+inline void load_row(DType dtype, const void* data, std::int64_t at, std::int64_t count, float* to) {
+  if (dtype == DType::kFloat32) {
+    std::copy_n(static_cast<const float*>(data) + at, count, to);
+  } else if (dtype == DType::kBFloat16) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = load(DType::kBFloat16, data, at + i);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = load(DType::kFloat16, data, at + i);
+  }
+}
+inline void store_row(DType dtype, void* data, std::int64_t at, std::int64_t count, const float* from) {
+  if (dtype == DType::kFloat32) {
+    std::copy_n(from, count, static_cast<float*>(data) + at);
+  } else if (dtype == DType::kBFloat16) {
+    for (std::int64_t i = 0; i < count; ++i) store(DType::kBFloat16, data, at + i, from[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) store(DType::kFloat16, data, at + i, from[i]);
+  }
+}
+
 constexpr float kGeluScale = 0.7978845608028654f, kGeluCubic = 0.044715f, kSqrtHalf = 0.7071067811865476f;
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }

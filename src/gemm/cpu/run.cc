@@ -14,25 +14,25 @@
 namespace tessera::gemm::cpu_backend {
 namespace {
 
-constexpr std::int64_t kBlockM = 96;   // a multiple of every BlockOps::rows
-constexpr std::int64_t kBlockN = 256;  // and of every BlockOps::columns
-constexpr std::int64_t kBlockK = 256;  // packed B: 256 KiB, in L2
+constexpr std::int64_t kBlockM = 96;     // a multiple of every BlockOps::rows
+constexpr std::int64_t kBlockN = 256;    // and of every BlockOps::columns
+constexpr std::int64_t kBlockK = 256;    // packed B: 256 KiB, in L2
+constexpr std::int64_t kMostBlocks = 4;  // of rows, in a task: they share packed B
 
 constexpr std::size_t kFloats = static_cast<std::size_t>(kBlockM * kBlockK + kBlockK * kBlockN);
-constexpr std::size_t kSums = static_cast<std::size_t>(kBlockM * kBlockN);
+constexpr std::size_t kSums = static_cast<std::size_t>(kMostBlocks * kBlockM * kBlockN);
 
 class Task {
  public:
   Task(const BlockOps& ops, const GemmArgs& args, float* scratch)
       : ops_(ops), args_(args), p_(args.problem), packed_(scratch), sums_(scratch + kFloats), gate_(sums_ + kSums) {}
 
-  void run(std::int64_t first_m, std::int64_t first_n) {
-    const std::int64_t rows = std::min(kBlockM, p_.m - first_m), columns = std::min(kBlockN, p_.n - first_n);
+  void run(std::int64_t first_m, std::int64_t first_n, std::int64_t most_rows) {
+    const std::int64_t rows = std::min(most_rows, p_.m - first_m), columns = std::min(kBlockN, p_.n - first_n);
     multiply(args_.b, first_m, first_n, rows, columns, sums_);
     if (p_.gated) multiply(args_.gate, first_m, first_n, rows, columns, gate_);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t j = 0; j < columns; ++j) finish(first_m + i, first_n + j, i * kBlockN + j);
-    }
+    for (std::int64_t i = 0; i < rows; ++i)
+      finish(first_m + i, first_n, columns, sums_ + i * kBlockN, gate_ + i * kBlockN);
   }
 
  private:
@@ -46,31 +46,40 @@ class Task {
     float* packed_b = packed_ + kBlockM * kBlockK;
     for (std::int64_t k = 0; k < p_.k; k += kBlockK) {
       const std::int64_t depth = std::min(kBlockK, p_.k - k);
-      const std::int64_t a_at = p_.a_transposed ? k * a_stride + first_m : first_m * a_stride + k;
       const std::int64_t b_at = p_.b_transposed ? k * b_stride + first_n : first_n * b_stride + k;
-      ops_.pack(p_.dtype, a_bytes + a_at * size, a_stride, !p_.a_transposed, rows, depth, ops_.rows, packed_);
       ops_.pack(p_.dtype, b_bytes + b_at * size, b_stride, !p_.b_transposed, columns, depth, ops_.columns, packed_b);
-      ops_.multiply(packed_, packed_b, sums, kBlockN, ceil_div(rows, ops_.rows), ceil_div(columns, ops_.columns), depth,
-                    k > 0);
+      for (std::int64_t i = 0; i < rows; i += kBlockM) {
+        const std::int64_t here = std::min(kBlockM, rows - i), row = first_m + i;
+        const std::int64_t a_at = p_.a_transposed ? k * a_stride + row : row * a_stride + k;
+        ops_.pack(p_.dtype, a_bytes + a_at * size, a_stride, !p_.a_transposed, here, depth, ops_.rows, packed_);
+        ops_.multiply(packed_, packed_b, sums + i * kBlockN, kBlockN, ceil_div(here, ops_.rows),
+                      ceil_div(columns, ops_.columns), depth, k > 0);
+      }
     }
   }
 
-  void finish(std::int64_t row, std::int64_t column, std::int64_t at) const {
-    float x = sums_[at];
-    if (p_.bias) x += load(p_.dtype, args_.bias.data, column);
+  // x: sums of a row, from first_n on, and gate: those of the gate; both are overwritten.
+  void finish(std::int64_t row, std::int64_t first_n, std::int64_t columns, float* x, float* gate) const {
+    float other[kBlockN];
+    const auto add = [&](DType dtype, const void* data, std::int64_t at, float* to) {
+      load_row(dtype, data, at, columns, other);
+      for (std::int64_t j = 0; j < columns; ++j) to[j] += other[j];
+    };
+    if (p_.bias) add(p_.dtype, args_.bias.data, first_n, x);
     if (p_.preactivation) {
-      store(p_.dtype, args_.preactivation.data, row * args_.preactivation.row_stride + column, x);
+      store_row(p_.dtype, args_.preactivation.data, row * args_.preactivation.row_stride + first_n, columns, x);
     }
-    float y = 0;
     if (p_.gradient) {
-      y = x * derivative(p_.activation, load(p_.dtype, args_.saved.data, row * args_.saved.row_stride + column));
+      load_row(p_.dtype, args_.saved.data, row * args_.saved.row_stride + first_n, columns, other);
+      for (std::int64_t j = 0; j < columns; ++j) x[j] *= derivative(p_.activation, other[j]);
     } else if (p_.gated) {
-      y = x * activated(p_.activation, gate_[at] + (p_.bias ? load(p_.dtype, args_.gate_bias.data, column) : 0.0f));
-    } else {
-      y = activated(p_.activation, x);
+      if (p_.bias) add(p_.dtype, args_.gate_bias.data, first_n, gate);
+      for (std::int64_t j = 0; j < columns; ++j) x[j] *= activated(p_.activation, gate[j]);
+    } else if (p_.activation != kIdentity) {
+      for (std::int64_t j = 0; j < columns; ++j) x[j] = activated(p_.activation, x[j]);
     }
-    if (p_.residual) y += load(p_.out_dtype, args_.residual.data, row * args_.residual.row_stride + column);
-    store(p_.out_dtype, args_.out.data, row * args_.out.row_stride + column, y);
+    if (p_.residual) add(p_.out_dtype, args_.residual.data, row * args_.residual.row_stride + first_n, x);
+    store_row(p_.out_dtype, args_.out.data, row * args_.out.row_stride + first_n, columns, x);
   }
 
   const BlockOps& ops_;
@@ -80,6 +89,13 @@ class Task {
   float* sums_;
   float* gate_;
 };
+
+// Rows of a task: as many as leave every thread several tasks.
+std::int64_t rows_per_task(const GemmProblem& p, int threads) {
+  constexpr std::int64_t kTasks = 4;  // of a thread, at least
+  const std::int64_t blocks = saturating_product(ceil_div(p.m, kBlockM), ceil_div(p.n, kBlockN));
+  return kBlockM * std::clamp<std::int64_t>(blocks / (kTasks * std::max(threads, 1)), 1, kMostBlocks);
+}
 
 std::size_t floats_per_thread(const GemmProblem& p) { return kFloats + kSums * (p.gated ? 2 : 1); }
 
@@ -116,11 +132,11 @@ GemmArgs group_of(const GemmArgs& args, std::int64_t group) {
   return one;
 }
 
-std::int64_t row_blocks(const GemmArgs& args, std::int64_t group) {
+std::int64_t row_blocks(const GemmArgs& args, std::int64_t group, std::int64_t rows) {
   const GemmProblem& p = args.problem;
-  if (p.grouping != kRaggedRows) return ceil_div(p.m, kBlockM);
+  if (p.grouping != kRaggedRows) return ceil_div(p.m, rows);
   const GroupRange range = range_of(args, group);
-  return ceil_div(range.end - range.begin, kBlockM);
+  return ceil_div(range.end - range.begin, rows);
 }
 
 Status check_offsets(const GemmArgs& args) {
@@ -140,16 +156,17 @@ Status check_offsets(const GemmArgs& args) {
 Status run_grouped(const BlockOps& ops, const GemmArgs& args, int threads, float* scratch) {
   const GemmProblem& p = args.problem;
   if (Status s = check_offsets(args); !s.ok()) return s;
-  const std::int64_t across = ceil_div(p.n, kBlockN);
+  const std::int64_t across = ceil_div(p.n, kBlockN), rows = rows_per_task(p, threads);
   std::int64_t blocks = 0;
-  for (std::int64_t g = 0; g < p.groups; ++g) blocks += row_blocks(args, g);
+  for (std::int64_t g = 0; g < p.groups; ++g) blocks += row_blocks(args, g, rows);
   tessera::cpu::parallel_for(saturating_product(blocks, across), std::max(threads, 1),
                              [&](std::int64_t task, int slot) {
                                std::int64_t group = 0, block = task / across;
-                               for (; block >= row_blocks(args, group); ++group) block -= row_blocks(args, group);
+                               for (; block >= row_blocks(args, group, rows); ++group)
+                                 block -= row_blocks(args, group, rows);
                                const GemmArgs one = group_of(args, group);
                                Task(ops, one, scratch + static_cast<std::size_t>(slot) * floats_per_thread(p))
-                                   .run(block * kBlockM, task % across * kBlockN);
+                                   .run(block * rows, task % across * kBlockN, rows);
                              });
   return {};
 }
@@ -165,11 +182,11 @@ Status run(const GemmArgs& args, int threads, void* workspace) {
   if (ops == nullptr) return {TESSERA_UNSUPPORTED, "the CPU backend needs an x86-64 CPU with SSE4.2"};
   const GemmProblem& p = args.problem;
   if (p.op == GemmOp::kGrouped) return run_grouped(*ops, args, threads, static_cast<float*>(workspace));
-  const std::int64_t across = ceil_div(p.n, kBlockN);
-  const std::int64_t tasks = saturating_product(ceil_div(p.m, kBlockM), across);
+  const std::int64_t across = ceil_div(p.n, kBlockN), rows = rows_per_task(p, threads);
+  const std::int64_t tasks = saturating_product(ceil_div(p.m, rows), across);
   tessera::cpu::parallel_for(tasks, std::max(threads, 1), [&](std::int64_t task, int slot) {
     Task(*ops, args, static_cast<float*>(workspace) + static_cast<std::size_t>(slot) * floats_per_thread(p))
-        .run(task / across * kBlockM, task % across * kBlockN);
+        .run(task / across * rows, task % across * kBlockN, rows);
   });
   return {};
 }

@@ -1,0 +1,120 @@
+// How the dQ warpgroup of a Hopper backward takes and ends its turns (attention/backward_turns.h).
+#pragma once
+
+#include "attention/backward_turns.h"
+#include "ptx/acquire_release.cuh"
+#include "ptx/mbarrier.cuh"
+
+namespace tessera {
+
+// A release of several counters: the fence, then the additions. What other threads of the CTA did before they arrived at
+// an mbarrier counts, too, if the thread waited for that.
+__forceinline__ void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__forceinline__ void increment_relaxed(unsigned* counter) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+// Whether the phase of that parity of an mbarrier is complete, without waiting (ptx/mbarrier.cuh).
+__forceinline__ bool mbarrier_is_complete(unsigned mbarrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(mbarrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// Four sums that another CTA wrote before its release.
+__forceinline__ void load_coherent(float (&d)[4], const float* address) {
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+               : "l"(address)
+               : "memory");
+}
+__forceinline__ void store_sums(float* address, const float (&d)[4]) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
+               : "memory");
+}
+
+struct TurnBarriers {
+  unsigned first;  // address
+
+  __forceinline__ unsigned come(int step) const { return first + step % kTurnStages * kMbarrierBytes; }
+  __forceinline__ unsigned taken(int step) const { return come(step) + kTurnStages * kMbarrierBytes; }
+  __forceinline__ unsigned left(int step) const { return taken(step) + kTurnStages * kMbarrierBytes; }
+  __forceinline__ unsigned noticed(int step) const { return left(step) + kTurnStages * kMbarrierBytes; }
+  static __forceinline__ unsigned parity(int step) { return step / kTurnStages % 2; }
+
+  __forceinline__ void init() const {
+    for (int i = 0; i < kTurnStages; ++i) {
+      mbarrier_init(come(i), 1);
+      mbarrier_init(taken(i), 4);
+      mbarrier_init(left(i), 4);
+      mbarrier_init(noticed(i), 1);
+    }
+  }
+  // The dQ warpgroup: waits for its turn, and so that turns that it left have been noticed.
+  __forceinline__ void take(int step) const {
+    mbarrier_wait_parity(come(step), parity(step));
+    mbarrier_wait_parity(noticed(step), parity(step) ^ 1);
+  }
+  // One lane of each of its warps, after the warp's additions.
+  __forceinline__ void leave(int step) const {
+    mbarrier_arrive(taken(step));
+    mbarrier_arrive(left(step));
+  }
+};
+
+// Waits for the turns, on a thread of another warpgroup. turns: the counter of the first step's query tile. turn_at(i): how
+// many key tiles come before, at a head's query tile i. tiles: of a head. heads_apart: from a head's first counter to the
+// next one's.
+template <class TurnAt>
+__forceinline__ void await_turns(const TurnBarriers& barriers, const unsigned* turns, int steps, int tiles,
+                                 int heads_apart, const TurnAt& turn_at) {
+  int tile = 0;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    mbarrier_wait_parity(barriers.taken(step), TurnBarriers::parity(step) ^ 1);
+    const unsigned before = turn_at(tile);
+    if (before > 0) {
+      while (load_acquire(turns + tile) != before) {
+      }
+    }
+    mbarrier_arrive(barriers.come(step));
+    if (++tile == tiles) {  // continue with the next head
+      tile = 0;
+      turns += heads_apart;
+    }
+  }
+}
+
+// Ends the turns, on a thread of another warpgroup: before that, the additions must have been performed, and waiting for
+// it may take longer than a step, so turns that have been left meanwhile are ended together. Arguments as above.
+__forceinline__ void end_turns(const TurnBarriers& barriers, unsigned* turns, int steps, int tiles, int heads_apart) {
+  int tiles_left = tiles;
+  int step = 0;
+  while (step < steps) {
+    mbarrier_wait_parity(barriers.left(step), TurnBarriers::parity(step));
+    int end = step;
+    do {
+      mbarrier_arrive(barriers.noticed(end));
+      ++end;
+    } while (end < steps && mbarrier_is_complete(barriers.left(end), TurnBarriers::parity(end)));
+    fence_acq_rel_gpu();
+#pragma unroll 1
+    for (; step < end; ++step) {
+      increment_relaxed(turns++);
+      if (--tiles_left == 0) {  // continue with the next head
+        tiles_left = tiles;
+        turns += heads_apart - tiles;
+      }
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,268 @@
+// What a consumer of attention/forward_fp8_sm90.cuh computes with: scores, probabilities and output of its 64 rows, in
+// registers, the products of e4m3 operands, and their scales.
+#pragma once
+
+#include "attention/forward_fp8_sm90_work_tile.cuh"
+#include "attention/forward_sm90_rows.cuh"
+#include "attention/fp8_round.cuh"
+#include "attention/fp8_softmax.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/e4m3.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tessera {
+
+template <AttentionForwardFp8Sm90Config config>
+struct ForwardFp8Sm90Math {
+  static constexpr int kKeyTiles = config.block_k / 8;
+  static constexpr int kValueTiles = config.dim_v / 8;
+  static constexpr int kQkColumns = fp8_columns(config.dim_qk);
+  static constexpr int kKeyColumns = fp8_columns(config.block_k);
+  static constexpr int kQkSteps = (config.dim_qk + 31) / 32;
+  static constexpr int kPvSteps = config.block_k / 32;
+  static constexpr int kFactors = config.k_blocks ? config.block_k / kScaleKeys : 1;
+  static constexpr bool kPromotes = config.promotes, kRoundsQ = config.rounds_q;
+  static constexpr int kRoundBarrier = 4;  // named barrier of consumer 0, behind those of ping-pong
+
+  ForwardSm90Rows<config, AttentionForwardFp8Sm90Params> rows;
+
+  // Of the work tile whose scores are being computed.
+  float q_factor = 0;               // scale and Q's scale; in exp2 units, unless scores are modified
+  const float* k_scales = nullptr;  // of the head
+  const float* v_scales = nullptr;
+  float v_unit = 1;       // of O: V's scale
+  float stored_unit = 1;  // of the O that is not stored yet
+
+  float scores[kKeyTiles * 4];                     // [tile of 8 keys][value of a lane]
+  unsigned weights[kPvSteps][4];                   // P as wgmma's A operand
+  float output[kValueTiles * 4];                   // [tile of 8 columns][value of a lane]
+  float partial[kPromotes ? kValueTiles * 4 : 4];  // the product with the last tile of V
+  Fp8Softmax<kKeyTiles, kFactors, config.tile_scales> softmax = {};
+  float rescale[2];         // factors for O if its rows' references were raised
+  float k_scale[kFactors];  // of the key tile whose scores are in flight
+  float v_scale = 1;
+
+  __forceinline__ void start(const ForwardSm90WorkTileInfo& info, bool sees_keys) {
+    const auto& p = rows.p;
+    const unsigned key_head = p.by_group.quotient(info.head);
+    k_scales = p.k_scale.of(info.batch, key_head);
+    v_scales = p.v_scale.of(info.batch, key_head);
+    if (!sees_keys) return;
+    q_factor = p.scale * (config.score_mod ? 1.0f : kLog2E);
+    if constexpr (!kRoundsQ) q_factor *= p.q_scale.of(info.batch, info.head)[rows.first_q >> p.q_scale.shift];
+    if constexpr (!config.k_blocks && !config.tile_scales) k_scale[0] = *k_scales;
+    if constexpr (!config.v_blocks && !config.tile_scales) v_unit = *v_scales;
+  }
+
+  // rounds_q: this warp's rows of a 16-bit tile to e4m3. `to` is read by wgmma of all warps, which must have finished
+  // those of the previous work tile before and find all rows afterwards.
+  __forceinline__ void round_q(unsigned from, unsigned to) {
+    constexpr int kPieces = padded_dim(kQkColumns, config.min_atom) / 8;  // of 16 columns, in a row; the last are zeros
+    constexpr int kItems = 16 * kPieces / 32;
+    const auto row_of = [&](int item) { return rows.first_row() + rows.warp * 16 + (item * 32 + rows.lane) / kPieces; };
+    const auto column_of = [&](int item) { return (item * 32 + rows.lane) % kPieces * 16; };
+    const auto load = [&](int item, int half) {
+      if (column_of(item) >= config.dim_qk) return Words4{};
+      return load_shared_16(from + offset_in_tile(row_of(item), column_of(item) + half * 8, block_q_of(config),
+                                                  config.dim_qk, config.min_atom));
+    };
+    unsigned most = 0;
+#pragma unroll 2  // O still has most of the registers
+    for (int item = 0; item < kItems; ++item) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Words4 words = load(item, half);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) most = max_abs<config.dtype>(most, words.word[w]);
+      }
+    }
+    // Bits of numbers that are not negative have their order.
+    const unsigned amax = __reduce_max_sync(0xffffffffu, bits_from_float(larger_half<config.dtype>(most)));
+    const int exponent = fp8_scale_exponent(float_from_bits(amax));
+    q_factor *= power_of_two(exponent);
+    named_barrier_sync(kRoundBarrier + rows.consumer, kWarpgroup);
+#pragma unroll 2
+    for (int item = 0; item < kItems; ++item) {
+      const Words2 low = round_8<config.dtype>(load(item, 0), power_of_two(-exponent));
+      const Words2 high = round_8<config.dtype>(load(item, 1), power_of_two(-exponent));
+      store_shared_16(
+          to + offset_in_tile(row_of(item), column_of(item) / 2, block_q_of(config), kQkColumns, config.min_atom),
+          {low.word[0], low.word[1], high.word[0], high.word[1]});
+    }
+    fence_proxy_async();
+    named_barrier_sync(kRoundBarrier + rows.consumer, kWarpgroup);
+  }
+
+  // The scales of a key tile; keys beyond the sequence have those of the last block.
+  __forceinline__ void load_scales(int tile) {
+    if constexpr (config.k_blocks) {
+#pragma unroll
+      for (int g = 0; g < kFactors; ++g) {
+        k_scale[g] = k_scales[min(tile * config.block_k + g * kScaleKeys, rows.len_k - 1) >> rows.p.k_scale.shift];
+      }
+    }
+    if constexpr (config.v_blocks) v_scale = v_scales[(tile * config.block_k) >> rows.p.v_scale.shift];
+    if constexpr (config.tile_scales) {
+      k_scale[0] = k_scales[tile];
+      v_scale = v_scales[tile];
+    }
+  }
+
+  __forceinline__ void reset() {
+    if constexpr (config.v_blocks || config.tile_scales) v_unit = v_scale;
+    softmax.reset();
+#pragma unroll
+    for (int i = 0; i < kValueTiles * 4; ++i) output[i] = 0;
+  }
+
+  // tile_scales: O is in units of the largest scale so far, and the probabilities of a tile with a smaller one are multiplied
+  // by their ratio. So O is seldom rescaled, and no value of V is held with fewer bits than one scale for all would give it.
+  __forceinline__ void shift_probabilities() {
+    constexpr int kLeastShift = -32;  // P is 0 in e4m3, and its sum is far from underflow
+    const int ratio = static_cast<int>(bits_from_float(v_scale) - bits_from_float(v_unit)) >> 23;
+    const int shift = max(min(ratio, 0), kLeastShift);
+    softmax.shift = static_cast<float>(shift);
+    softmax.unshift = power_of_two(-shift);
+  }
+
+  // O is stored when the next work tile has started.
+  __forceinline__ void finish() { stored_unit = v_unit; }
+
+  // Exact if V's scales are powers of two.
+  __forceinline__ void rescale_output(bool grown) {
+    if (config.v_blocks ? v_scale != v_unit : config.tile_scales && v_scale > v_unit) {
+      const float ratio = v_unit / v_scale;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) rescale[half] = grown ? rescale[half] * ratio : ratio;
+      v_unit = v_scale;
+      grown = true;
+    }
+    if (!grown) return;
+#pragma unroll
+    for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= rescale[i / 2 % 2];
+  }
+  __forceinline__ void finish_output() {
+    if constexpr (kPromotes) {
+      wgmma_fence_operand(partial);
+#pragma unroll
+      for (int i = 0; i < kValueTiles * 4; ++i) output[i] += partial[i];
+    } else {
+      wgmma_fence_operand(output);
+    }
+  }
+
+  template <class Issue>
+  static __forceinline__ void with_descriptors(const SwizzleAtom& atom, unsigned a, unsigned b, const Issue& issue) {
+    if (atom.width == 64) {
+      issue(matrix_descriptor<64>(a, 16), matrix_descriptor<64>(b, 16));
+    } else if (atom.width == 32) {
+      issue(matrix_descriptor<32>(a, 16), matrix_descriptor<32>(b, 16));
+    } else {
+      issue(matrix_descriptor<16>(a, 16), matrix_descriptor<16>(b, 16));
+    }
+  }
+
+  // S = Q K^T.
+  __forceinline__ void issue_scores(unsigned q_tile, unsigned k_tile) {
+#pragma unroll
+    for (int step = 0; step < kQkSteps; ++step) {
+      const SwizzleAtom atom = atom_at(kQkColumns, config.min_atom, step * 16);
+      const unsigned within = (step * 16 - atom.column) * 2;
+      with_descriptors(
+          atom,
+          q_tile + atom_offset(atom, block_q_of(config)) + static_cast<unsigned>(rows.first_row() * atom.width) * 2,
+          k_tile + atom_offset(atom, config.block_k), [&](const MatrixDescriptor& q, const MatrixDescriptor& k) {
+            WgmmaE4m3<config.block_k>::shared_shared(scores, q.at(within), k.at(within), step > 0);
+          });
+    }
+  }
+
+  // O += P V.
+  __forceinline__ void issue_output(unsigned v_tile) {
+#pragma unroll
+    for (int step = 0; step < kPvSteps; ++step) {
+      const SwizzleAtom atom = atom_at(kKeyColumns, config.min_atom, step * 16);
+      const unsigned within = (step * 16 - atom.column) * 2;
+      const unsigned from = v_tile + atom_offset(atom, config.dim_v);
+      with_descriptors(atom, from, from, [&](const MatrixDescriptor& v, const MatrixDescriptor&) {
+        if constexpr (kPromotes) {
+          WgmmaE4m3<config.dim_v>::registers_shared(partial, weights[step], v.at(within), step > 0);
+        } else {
+          WgmmaE4m3<config.dim_v>::registers_shared(output, weights[step], v.at(within), true);
+        }
+      });
+    }
+  }
+
+  // Scores to probabilities. Returns whether O, which a product may still be adding to, must be rescaled afterwards.
+  template <class Recompute>
+  __forceinline__ bool softmax_of(int tile, const KeyRange& keys, const Recompute& recompute) {
+    const int first_k = tile * config.block_k;
+    const bool masked = keys.is_masked(first_k, config.block_k);
+    float factor[kFactors];
+#pragma unroll
+    for (int g = 0; g < kFactors; ++g) factor[g] = q_factor * k_scale[g];
+    if constexpr (config.score_mod) {
+#pragma unroll
+      for (int i = 0; i < kKeyTiles * 4; ++i) {
+        rows.modify(scores[i], factor[softmax.group_of(i)], first_k + i / 4 * 8, i % 4);
+      }
+#pragma unroll
+      for (int g = 0; g < kFactors; ++g) factor[g] = kLog2E;
+    }
+    if (masked) rows.mask(scores, first_k);
+    if constexpr (config.tile_scales) shift_probabilities();
+    return softmax.update(scores, factor, masked || config.score_mod, rescale, recompute);
+  }
+
+  __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int step = 0; step < kPvSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const s = scores + step * 16 + i / 2 * 8 + i % 2 * 2;
+        weights[step][i] = pack_e4m3(s[0], s[1], s[4], s[5]);
+      }
+    }
+  }
+
+  // Recomputes S on the CUDA cores, each lane its own values: wgmma would need all warps of the consumer. The stage of
+  // K is still held. This almost never runs, so code size matters and speed does not.
+  __forceinline__ void recompute_scores(unsigned q_tile, unsigned k_tile) {
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      float sum[4] = {};
+#pragma unroll 1
+      for (int column = 0; column < kQkColumns; column += 2) {
+        float q[2][4], k[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          unpack_e4m3(load_shared_4(q_tile + offset_in_tile(rows.first_row() + rows.row_of(i), column,
+                                                            block_q_of(config), kQkColumns, config.min_atom)),
+                      q[i]);
+          unpack_e4m3(load_shared_4(k_tile + offset_in_tile(n * 8 + rows.lane % 4 * 2 + i, column, config.block_k,
+                                                            kQkColumns, config.min_atom)),
+                      k[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sum[i] += q[i / 2][j] * k[i % 2][j];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n * 4 + i] = sum[i];
+    }
+  }
+
+  // Divides by the row sums and writes O and LSE.
+  __forceinline__ void store(const ForwardSm90WorkTileInfo& info) const {
+    rows.store(
+        info, output, stored_unit, [&](int half) { return softmax.total(half); },
+        [&](float sum, int half) { return softmax.log_sum_exp(sum, half); });
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// Every case of a family's suite on the CPU, against the oracle.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "verify/check.h"
+#include "verify/device.h"
+
+namespace tessera::verify {
+
+// Cases that are too large for a test are run by the program's `verify`.
+template <class Stored>
+void expect_all_pass(
+    const std::vector<Stored>& cases, std::unique_ptr<Case> (*as_case)(const Stored&), int repeat,
+    std::type_identity_t<bool (*)(const Stored&)> is_too_large = [](const Stored&) { return false; }) {
+  auto device = open_device("cpu");
+  ASSERT_TRUE(device.ok());
+  for (const Stored& c : cases) {
+    if (is_too_large(c)) continue;
+    const Report report = check(*as_case(c), **device, repeat, 0);
+    EXPECT_EQ(report.outcome, Outcome::kPassed) << c.name << ": " << report.detail;
+  }
+}
+
+}  // namespace tessera::verify
