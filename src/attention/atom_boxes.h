@@ -16,6 +16,8 @@ struct AtomBoxes {
   std::array<cuda::TensorBox, 3> box;
   int count = 0;
 
+  cuda::TensorBox* begin() { return box.data(); }
+  cuda::TensorBox* end() { return box.data() + count; }
   const cuda::TensorBox* begin() const { return box.data(); }
   const cuda::TensorBox* end() const { return box.data() + count; }
 };

@@ -359,14 +359,8 @@ Status encode_boxes(const TensorView& view, const TensorExtents& extents, int ro
   AtomBoxes boxes;
   constexpr int kMinAtom = 16;
   if (Status s = atom_boxes(view, extents, rows, kMinAtom, boxes); !s.ok()) return s;
-  for (const cuda::TensorBox& box : boxes) {
-    cuda::TensorBox exactly = box;
-    exactly.promotes = false;  // the neighbouring bytes are another key head's
-    const auto map = cuda::encode(exactly);
-    if (!map.ok()) return map.status();
-    maps.by_width[map_index(static_cast<int>(box.columns))] = *map;
-  }
-  return {};
+  for (cuda::TensorBox& box : boxes) box.promotes = false;  // the neighbouring bytes are another key head's
+  return encode_all(boxes, maps);
 }
 
 Status enqueue(const Config& config, const AttentionArgs& args, const engine::Launch& launch) {
