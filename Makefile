@@ -10,7 +10,8 @@ NEW_ARCHS = sm_100,sm_120
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h' '*.hpp' '*.cuh' '*.c')
 # Two files ask the CPU for features by names that only GCC knows.
 LINTED = $(filter-out tools/program/ceiling.cc src/attention/cpu/tile_ops.cc,$(filter src/%.cc verify/%.cc tools/%.cc,$(SOURCES)))
-CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache) -DTESSERA_ROOMS=$(abspath $(BUILD))/rooms
+CMAKE = cmake -G Ninja -DCMAKE_BUILD_TYPE=Release $(shell command -v ccache >/dev/null && echo -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+SANITIZED = $(CMAKE) -DTESSERA_BUILD_PROGRAM=OFF -DTESSERA_PLAIN=$(abspath $(BUILD)) -S .
 # Objects are found again from another clone.
 export CCACHE_BASEDIR = $(CURDIR)
 export CCACHE_NOHASHDIR = 1
@@ -60,22 +61,22 @@ kernels: build
 unit: build
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 
-# For three architectures, instances with every pair of Config values; one of each kernel for others (sm_86 shares the code of
-# sm_89). `make release` compiles all instances for all of them.
+# For three architectures, instances with every pair of Config values on one of them; one of each kernel for others (sm_86
+# shares the code of sm_89). `make release` compiles all instances for all of them.
 compile-gate: build
 	@$(TESSERA) compile --pairs --arch sm_75,sm_80,sm_90a
 	@$(TESSERA) compile --brief --arch sm_89,$(NEW_ARCHS)
 
 # Left out: what runs the same code many times to compare bits. intercept_tls_get_addr: LeakSanitizer guesses where NVRTC's
 # thread-local memory ends, and crashes if it is wrong.
-asan: setup
-	@$(CMAKE) -S . -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
+asan: build
+	@$(SANITIZED) -B $(BUILD)/asan -DTESSERA_SANITIZE=address,undefined > /dev/null
 	@cmake --build $(BUILD)/asan -j $(JOBS)
 	@ASAN_OPTIONS=intercept_tls_get_addr=0 TESSERA_NVRTC=$(NVRTC) \
 	  ctest --test-dir $(BUILD)/asan -j $(JOBS) --output-on-failure -E bitwise_equal_from_run_to_run
 
-tsan: setup
-	@$(CMAKE) -S . -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread -DTESSERA_BUILD_PROGRAM=OFF > /dev/null
+tsan: build
+	@$(SANITIZED) -B $(BUILD)/tsan -DTESSERA_SANITIZE=thread > /dev/null
 	@cmake --build $(BUILD)/tsan -j $(JOBS) --target thread_tests
 	@TSAN_OPTIONS=suppressions=$(CURDIR)/tests/tsan.supp TESSERA_NVRTC=$(NVRTC) \
 	  ctest --test-dir $(BUILD)/tsan -j $(JOBS) --output-on-failure -L threads

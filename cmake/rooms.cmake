@@ -5,19 +5,30 @@
 # those of the rooms it uses. A header of any other room is not found.
 function(tessera_room NAME)
   cmake_parse_arguments(R "OBJECT" "" "SOURCES;USES" ${ARGN})
-  set(root ${TESSERA_ROOMS}/${NAME})
+  set(root ${CMAKE_BINARY_DIR}/rooms/${NAME})
   file(MAKE_DIRECTORY ${root})
   file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/${NAME} SYMBOLIC)
   if(R_OBJECT)
     add_library(tessera_${NAME} OBJECT ${R_SOURCES})
   else()
     add_library(tessera_${NAME} STATIC ${R_SOURCES})
+    set_target_properties(tessera_${NAME} PROPERTIES LINKER_LANGUAGE CXX)  # SOURCES may be objects
   endif()
   target_include_directories(tessera_${NAME} PUBLIC ${root})
   foreach(room IN LISTS R_USES)
     target_link_libraries(tessera_${NAME} PUBLIC tessera_${room})
     set_property(GLOBAL APPEND PROPERTY TESSERA_ROOM_USES "${NAME} --> ${room}")
   endforeach()
+endfunction()
+
+# tessera_compiled(VARIABLE TARGET): with sanitizers, which check src/ alone, the sources of TARGET become the objects that
+# the plain build has made of them.
+function(tessera_compiled VARIABLE TARGET)
+  if(TESSERA_SANITIZE)
+    file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+    list(TRANSFORM ${VARIABLE} REPLACE "(.+)" "${TESSERA_PLAIN}/${folder}/CMakeFiles/${TARGET}.dir/\\1.o")
+    set(${VARIABLE} ${${VARIABLE}} PARENT_SCOPE)
+  endif()
 endfunction()
 
 # TESSERA_FAMILIES: the rooms below src/ that have a family.cc. A new folder of that kind is found by itself.

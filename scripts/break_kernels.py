@@ -17,6 +17,7 @@ not match its source, 3 if there is no GPU.
 import argparse
 import concurrent.futures
 import dataclasses
+import datetime
 import hashlib
 import itertools
 import json
@@ -58,6 +59,7 @@ class Checks:
     def __init__(self, options, scratch):
         self.tessera, self.python = pathlib.Path(options.tessera), options.python
         self.out, self.scratch, self.kernels = options.out, scratch, pathlib.Path(options.kernels)
+        self.cache = options.cache.resolve() if options.cache else f"{scratch}/cache"
         self.controls, self.lock = {}, threading.Lock()
 
     def copy(self, mutations, delayed=False):
@@ -72,7 +74,7 @@ class Checks:
     def run(self, name, folder, command, record):
         """(exit code, or None after a timeout; what the command wrote to `record`, or {})."""
         # Caches of its own, so that no broken kernel gets into the user's.
-        names = {"TESSERA_KERNEL_SOURCES": str(folder), "TESSERA_CACHE_DIR": f"{self.scratch}/cache",
+        names = {"TESSERA_KERNEL_SOURCES": str(folder), "TESSERA_CACHE_DIR": str(self.cache),
                  "CUDA_CACHE_PATH": f"{self.scratch}/driver", "TESSERA_NO_TUNING": "1",
                  "TESSERA_CODE_ARCH": "", "NO_COLOR": "1"}
         record.unlink(missing_ok=True)
@@ -90,9 +92,11 @@ class Checks:
     # Each check returns (bad, of, a note): bad of `of` results are wrong.
     def gate(self, label, folder, m):
         record = self.out / f"{label}.json"
-        # ptxas takes most of the time, and finds nothing that the checks of a mutation without a gate look for.
-        code, found = self.run(label, folder, [self.tessera, "compile", "--arch", m.compile[0], "--kernel",
-                                               m.compile[1], "--json", record, *([] if m.gate else ["--ptx"])], record)
+        # A mutation that the gate must catch has to fail in one instance. Of the others, whose instances are compiled where
+        # they run, one shows that it compiles, without ptxas, which takes most of the time.
+        code, found = self.run(label, folder, [
+            self.tessera, "compile", "--arch", m.compile[0], "--kernel", m.compile[1], "--json", record,
+            *(["--stop"] if m.gate else ["--ptx", "--brief"])], record)
         rows = found.get("rows", [])
         broken = [row for row in rows if row["registers"] < 0 and not row["passed"]]
         if broken or not rows:
@@ -307,6 +311,8 @@ def break_all(checks, chosen, arch, options):
         row["seconds"] = round(time.monotonic() - since, 1)
         return row
 
+    today = datetime.date.today().isoformat()
+
     def judge(m):
         key = key_of(m, checks.kernels)
         if key in earlier:
@@ -320,7 +326,7 @@ def break_all(checks, chosen, arch, options):
         with lock:
             rows[m.name] = row
             found = [rows[one.name] for one in work if one.name in rows]
-            (checks.out / "break_kernels.json").write_text(json.dumps({"arch": arch, "rows": found}, indent=1) + "\n")
+            (checks.out / "break_kernels.json").write_text(json.dumps({"date": today, "arch": arch, "rows": found}, indent=1) + "\n")
 
     for m in chosen:  # before anything runs
         edited(m, (checks.kernels / m.file).read_text())
@@ -351,6 +357,8 @@ def main(arguments=None):
     parser.add_argument("--tessera", default=ROOT / "build/bin/tessera", metavar="PATH",
                         help="default: build/bin/tessera")
     parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="sources to copy and change")
+    parser.add_argument("--cache", type=pathlib.Path, metavar="DIR",
+                        help="keep compiled kernels there for later runs, and take them from there")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), metavar="N",
                         help="mutations at a time; default: half of the cores, %(default)s here")
     parser.add_argument("--seconds", type=float, default=0, metavar="S", help="start none after this time; a later run "

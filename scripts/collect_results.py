@@ -79,7 +79,8 @@ def collect(out, results):
             verify[suite] = verify_summary(read)
             continue
         for report in read:
-            verify[f"{suite}_{report['arch_code']}"] = verify_summary(report)
+            own = report["arch_code"] == "native" and suite != "full"
+            verify[suite if own else f"{suite}_{report['arch_code']}"] = verify_summary(report)
     if verify:
         target.write_text(dump(verify) + "\n")
     for name in KEPT:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh OUT [STAGE...]: the checks that need a GPU, in stages of at most 8 minutes, 25 in all on an H200 with
-# 16 cores:
+# 16 cores; the first four measure no time and run side by side if the GPU has the memory:
 #
 #   tests      doctor, the GPU tests of the library and of the Python package
 #   verify     suite full with code for this GPU and for older ones, suites hostile and long, repeated runs
 #   sanitizer  compute-sanitizer on a small suite
-#   fuzz       random small problems
 #   break      mutation tests: that the checks catch broken kernels
+#   fuzz       random small problems
 #   bench      times of every shape, many single calls of some, and bytes of memory traffic
 #   peers      the comparison with other libraries
 #   unfused    some shapes beside SDPA's unfused computation and FlexAttention (only if named)
@@ -18,25 +18,37 @@
 # is written to OUT, results/<gpu>/ is updated, and the summary names what failed, what was skipped and what was not run.
 # The exit code is 1 if a check failed, 3 if there is no GPU.
 #
+# STOP_AFTER (default: 310) is the number of seconds after which verify, break and fuzz begin nothing more; the same command
+# goes on with the rest.
+#
 # BUILD (default: build) is the build directory; the program is built if it is missing. PYTHON (default: python3) is a
 # Python with PyTorch, for the peers, and with pytest, for the package's tests, which need the package on its path.
 set -uo pipefail
+# A step has a process group of its own, which a signal to this script's does not reach.
+timeout() { setpriv --pdeathsig TERM timeout -k 10 "$@"; }
 out=${1:?usage: scripts/gpu_check.sh OUT [STAGE...]}
 shift
 stages=("$@")
-all=(tests verify sanitizer fuzz break bench peers unfused training products)
+all=(tests verify sanitizer break fuzz bench peers unfused training products)
 [ ${#stages[@]} -gt 0 ] || stages=("${all[@]:0:7}")
+side_by_side=" tests verify sanitizer break "
+memory_for_all=64  # GB
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 build=${BUILD:-build}
 python=${PYTHON:-python3}
 tessera=$build/bin/tessera
+stop_after=${STOP_AFTER:-310}
 # Results are of the library as built, with its own selection of kernels.
 unset TESSERA_CODE_ARCH TESSERA_TUNING_TABLE
 export TESSERA_NO_TUNING=1
 [ -z "${TESSERA_KERNEL_SOURCES:-}" ] || { echo "TESSERA_KERNEL_SOURCES is set: unset it first"; exit 1; }
 [ -x "$tessera" ] || make build BUILD="$build" || exit 1
+
+for stage in "${stages[@]}"; do
+  [[ " ${all[*]} " = *" $stage "* ]] || { echo "there is no stage '$stage'"; exit 1; }
+done
 
 summary=/dev/null
 bad=0
@@ -99,9 +111,9 @@ finish_all() {
 stage_tests() {
   if [ -x "$build/bin/cuda_test" ]; then start cuda_test 300 "$build/bin/cuda_test"; else skip "cuda_test: not built"; fi
   if "$python" -c 'import tessera, pytest, torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
-    local side_by_side=()
-    "$python" -c 'import xdist' 2> /dev/null && side_by_side=(-n 4)
-    start python 470 "$python" -m pytest -q -rs -p no:cacheprovider "${side_by_side[@]}" -m cuda tests/python
+    local workers=()
+    "$python" -c 'import xdist' 2> /dev/null && workers=(-n $(($(nproc) / 3 + 1)) --dist worksteal)
+    start python 470 "$python" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" -m cuda tests/python
   else
     skip "python: $python has no tessera and pytest, or no PyTorch that sees the GPU"
   fi
@@ -112,25 +124,25 @@ stage_tests() {
 }
 
 stage_verify() {
-  local verify=("$tessera" verify --device cuda) suite arch part left
-  # Code for sm_90 is the portable kernels on Hopper.
-  for suite in long hostile repeat; do
+  local verify=("$tessera" verify --device cuda) suite part left
+  # Code for sm_90 is the portable kernels on Hopper, and Ada (sm_89) has an e4m3 kernel of its own.
+  for suite in long hostile repeat full_sm_89; do
     local what=(--suite $suite)
+    [ $suite = long ] && what+=(--arch-code native,sm_75)
     [ $suite = hostile ] && what+=(--arch-code native,sm_90)
+    [ $suite = full_sm_89 ] && what=(--suite full --filter e4m3 --arch-code sm_89)
     [ $suite = repeat ] && what=(--suite full --filter det --repeat 100)
-    start "verify_$suite" 350 "${verify[@]}" "${what[@]}" --seconds 310 --resume "$out/verify_$suite.json" --json "$out/verify_$suite.json"
+    start "verify_$suite" $((stop_after + 40)) "${verify[@]}" "${what[@]}" --seconds "$stop_after" \
+      --resume "$out/verify_$suite.json" --json "$out/verify_$suite.json"
   done
   # The suite in parts side by side, then all of them together: what no part has, or had no time for.
   mkdir -p "$out/parts"
-  for arch in native sm_80 sm_75; do
-    for part in fwd/ bwd/ dec/ gemm/ mlp/ moe/ norm rotary/ gmm linear_cross; do
-      wait_for_room
-      left=$((310 - SECONDS + from))
-      [ $left -gt 0 ] || break 2
-      timeout $((left + 40)) "${verify[@]}" --suite full --arch-code $arch --filter $part \
-        --seconds $left --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/parts/${arch}_${part%/}.json" \
-        > "$out/parts/${arch}_${part%/}.txt" 2>&1 &
-    done
+  for part in fwd/ bwd/ dec/ gemm/ mlp/ moe/ norm rotary/ gmm linear_cross; do
+    wait_for_room
+    left=$((stop_after - SECONDS + from))
+    [ $left -gt 0 ] || break
+    timeout $((left + 40)) "${verify[@]}" --suite full --arch-code native,sm_80,sm_75 --filter $part --seconds $left \
+      --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/parts/${part%/}.json" > "$out/parts/${part%/}.txt" 2>&1 &
   done
   finish_all
   lines=6 step verify_full 110 "${verify[@]}" --seconds 70 --suite full --arch-code native,sm_80,sm_75 \
@@ -144,21 +156,23 @@ stage_sanitizer() {
   fi
   local sanitize=(compute-sanitizer --error-exitcode 9) small_set=("$tessera" verify --device cuda --suite sanitize) code
   timeout 120 "${small_set[@]}" > "$out/sanitize.txt" 2>&1  # compiles the kernels once, for all of them
-  for tool in memcheck synccheck initcheck; do
+  for tool in memcheck initcheck; do
     start "sanitizer_$tool" 400 "${sanitize[@]}" --tool $tool "${small_set[@]}"
   done
-  # Only racecheck on the copy that it understands can fail.
-  rm -rf "$out/racecheck_kernels"
-  "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
-  code=$?
-  verdict racecheck_sources $code ": $(cat "$out/racecheck_sources.txt")"
-  if [ $code = 0 ]; then
-    start sanitizer_racecheck 400 env TESSERA_KERNEL_SOURCES="$out/racecheck_kernels" "${sanitize[@]}" \
-      --tool racecheck "${small_set[@]}"
-  fi
+  # These two run on copies that they understand.
+  rm -f "$out/racecheck_sources.txt"
+  for tool in synccheck racecheck; do
+    rm -rf "$out/${tool}_kernels"
+    "$python" scripts/racecheck_sources.py "$out/${tool}_kernels" ${tool/racecheck/} > "$out/copied.txt" 2>&1
+    code=$?
+    verdict "sources of $tool" $code ": $(cat "$out/copied.txt")"
+    cat "$out/copied.txt" >> "$out/racecheck_sources.txt"
+    [ $code = 0 ] || continue
+    start "sanitizer_$tool" 400 env TESSERA_KERNEL_SOURCES="$out/${tool}_kernels" "${sanitize[@]}" --tool $tool "${small_set[@]}"
+  done
   start $for_information 400 "${sanitize[@]}" --tool racecheck "${small_set[@]}"
   finish_all
-  rm -rf "$out/racecheck_kernels"
+  rm -rf "$out/racecheck_kernels" "$out/synccheck_kernels"
 }
 
 # Seeds far apart, so that each draws kinds of its own, and together at most 200 kernel instances. Few processes, because the
@@ -167,7 +181,7 @@ stage_fuzz() {
   local n
   for n in 1 2; do
     start "fuzz_$n" 260 "$tessera" fuzz --device cuda --problems 50000 --kinds 12 --instances 100 --threads $(($(nproc) / 2)) \
-      --seed "${n}0000001" --seconds 220 --json "$out/fuzz_$n.json"
+      --seed "${n}0000001" --seconds $((stop_after < 220 ? stop_after : 220)) --json "$out/fuzz_$n.json"
   done
   finish_all
 }
@@ -201,7 +215,9 @@ attention_bench() {
   rm -rf "$out/path"
 }
 
-stage_peers() { attention_bench peers 460; }
+stage_peers() {
+  attention_bench peers 460 --suite odd,table,small,decode --peers fa2,cudnn,fa3,fa4,cudnn-det,fa4-det --rounds 10
+}
 
 stage_unfused() { attention_bench peers_unfused 200 --suite table --peers math,flex --rounds 10 --filter b8_s2048; }
 
@@ -219,20 +235,21 @@ stage_break() {
   [ -e "$out/break_kernels/break_kernels.json" ] ||
     cp "results/$gpu/break_kernels.json" "$out/break_kernels/" 2> /dev/null
   lines=1 step break_kernels 475 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
-    --python "$python" --jobs $(($(nproc) * 3 / 4 + 1)) --seconds 330
+    --python "$python" --cache "$out/break_kernels/cache" --jobs $(($(nproc) * 3 / 4 + 1)) --seconds $stop_after
   cp "$out"/break_kernels/break_kernels.{txt,json} "$out/" 2> /dev/null
   grep -E ' (NO|not run)( |$)' "$out/break_kernels.txt" | sed 's/^/          /' | tee -a "$summary"
 }
 
 begin=$SECONDS
 step doctor 60 "$tessera" doctor --json "$out/doctor.json"
-gpu=$("$python" - "$out/doctor.json" <<'PY'
+read -r gpu memory <<< "$("$python" - "$out/doctor.json" <<'PY'
 import json, re, sys
 devices = json.load(open(sys.argv[1])).get("cuda", {}).get("devices", [])
-name = devices[0]["name"] if devices else ""
-print(re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|geforce", "", name.lower())).strip("-"))
+if devices:
+    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|geforce", "", devices[0]["name"].lower())).strip("-")
+    print(name, devices[0].get("memory_bytes", 0) // 10**9)
 PY
-)
+)"
 if [ -z "$gpu" ]; then
   say "no GPU here: nothing was checked"
   exit 3
@@ -240,25 +257,36 @@ fi
 record=$out/verified.json
 [ -e "$record" ] || cp "results/$gpu/verified.json" "$record" 2> /dev/null
 
-for stage in "${stages[@]}"; do
-  [ "$(type -t "stage_$stage")" = function ] || { echo "there is no stage '$stage'"; exit 1; }
-  [ -e "$out/$stage.passed" ] && continue
-  summary=$out/$stage.summary
+run_stage() {
+  summary=$out/$1.summary
   rm -f "$summary"
-  before=$bad
   bad=0
   skipped=0
   from=$SECONDS
-  "stage_$stage"
-  say "$([ $bad = 0 ] && echo passed || echo FAILED): stage $stage, $((SECONDS - from)) s"
-  if [ $bad = 1 ]; then before=1; elif [ $skipped = 0 ]; then touch "$out/$stage.passed"; fi
-  bad=$before
+  "stage_$1"
+  say "$([ $bad = 0 ] && echo passed || echo FAILED): stage $1, $((SECONDS - from)) s"
+  [ $bad$skipped = 00 ] && touch "$out/$1.passed"
+}
+due=()
+for stage in "${stages[@]}"; do [ -e "$out/$stage.passed" ] || due+=("$stage"); done
+for stage in "${due[@]}"; do
+  [[ $side_by_side = *" $stage "* ]] || continue
+  run_stage "$stage" &
+  [ "$memory" -ge $memory_for_all ] || wait
+done
+wait
+for stage in "${due[@]}"; do
+  [[ $side_by_side = *" $stage "* ]] || run_stage "$stage"
 done
 
 summary=$out/summary.txt
 : > "$summary"
 for stage in "${all[@]}"; do
   if [ -e "$out/$stage.summary" ]; then cat "$out/$stage.summary" >> "$summary"; else echo "not run: stage $stage" >> "$summary"; fi
+done
+bad=0
+for stage in "${due[@]}"; do
+  grep -qsE '^(passed|FAILED): stage' "$out/$stage.summary" || echo "FAILED: stage $stage did not end" >> "$summary"
 done
 grep -qE '^(FAILED|TIMEOUT)' "$summary" && bad=1
 rm -f "$record.lock"

@@ -18,7 +18,7 @@ SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64")  # with and withou
 SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_split")
 SM90_DETERMINISTIC = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic")
 SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
-WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked")
+WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_cluster")
 WIDE_CASES = ("full", "bwd/bf16/b1_sq513_sk640")
 # For sm_80, so that no cluster does without partial results. 100 keys are one tile, thousands are shared among CTAs.
 DECODE = ("sm_80", "attention_decode_bf16_d64x64")
@@ -32,9 +32,11 @@ E4M3_CACHE = ("quick", "e4m3_cache")
 DECODE_TMA = ("sm_90a", "attention_decode_bf16_d80x80")
 BOXES = ("full", "dec/bf16/b3_sq1_sk300_h4:1_d80")  # rows that are no whole lines: TMA
 MANY_TILES = ("full", "dec/bf16/b2_sq1_sk33800")
+MANY_PAGES = ("full", "dec/bf16/b16_sq1_sk1200")
 SHARED_KEYS = ("full", "dec/bf16/b2_sq1_sk4096_h8:1_d128")
 FP8 = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128")
-FP8_ROUNDS = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q")
+FP8_ROUNDS = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128_192x64_rounds_q_promotes")
+FP8_PROMOTES = ("sm_90a", "attention_forward_fp8_sm90_bf16_d64x64_192x96_promotes")
 FP8_TRANSPOSE = ("sm_90a", "value_transpose")
 FP8_QUANTIZE = ("sm_90a", "quantize_fp8_bf16_d128x128_transposes")
 FP8_PORTABLE = ("sm_89", "attention_forward_fp8_bf16_d128x128")
@@ -42,6 +44,7 @@ QUICK_TO_FP8 = ("quick", "to_e4m3")
 QUICK_FP8 = ("quick", "fwd/e4m3")
 UNEVEN_SCALES = ("full", "scales64,64,64+uneven")
 UNEVEN_ROUNDED = ("full", "to_e4m3+uneven")
+UNEVEN_VALUES = ("full", "to_e4m3+uneven192")
 GEMM = ("sm_80", "gemm_dense_bf16_bf16_nn_64x64")
 GEMM_SM90 = ("sm_90a", "gemm_dense_sm90_bf16_bf16_nn_64x256")
 QUICK_GEMM = ("quick", "gemm/bf16")
@@ -50,6 +53,8 @@ NORM_BACKWARD = ("sm_80", "norm_backward_bf16")
 NARROW = ("sm_90a", "mlp_narrow_sm90_bf16")
 NARROW_CASES = ("full", "mlp/fwd/bf16/m16800")
 GMM = ("sm_80", "loss_gmm_nll_bf16")
+MLP_NLL = ("sm_90a", "loss_mlp_gmm_nll_sm90_bf16")
+QUICK_MLP_NLL = ("quick", "mlp_gmm_nll/bf16/r130_c40_h72_k10")
 CROSS_ENTROPY = ("sm_80", "loss_cross_entropy_bf16")
 LONG_ROWS = ("full", "linear_cross_entropy/bf16/r4_c8_v130001")
 ROUTE = ("sm_80", "moe_route_bf16")
@@ -109,13 +114,13 @@ MUTATIONS = (
              FP8, "attention_forward_fp8_sm90", "native", verify=UNEVEN_SCALES),
     Mutation("fp8_forward_takes_the_scale_of_the_block_before", "attention/forward_fp8_sm90_math.cuh",
              (("min(tile * config.block_k + g * kScaleKeys, rows.len_k - 1)", "min(tile * config.block_k, rows.len_k - 1)"),),
-             FP8, "attention_forward_fp8_sm90", "native", verify=UNEVEN_SCALES),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("full", "scales64,64,128+uneven")),
     Mutation("fp8_forward_does_not_shift_probabilities", "attention/forward_fp8_sm90_math.cuh",
              (("const int shift = max(min(ratio, 0), kLeastShift);", "const int shift = 0;"),),
-             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=UNEVEN_ROUNDED),
+             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=UNEVEN_VALUES),
     Mutation("fp8_forward_sums_shifted_probabilities", "attention/fp8_softmax.cuh",
              (("shifts ? sum[half] * unshift : sum[half]", "sum[half]"),),
-             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=UNEVEN_ROUNDED),
+             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=UNEVEN_VALUES),
     Mutation("fp8_forward_forgets_the_scale_of_q", "attention/forward_fp8_sm90_math.cuh",
              (("    q_factor *= power_of_two(exponent);\n", ""),),
              FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=QUICK_TO_FP8),
@@ -131,6 +136,19 @@ MUTATIONS = (
     Mutation("fp8_forward_forgets_large_references", "attention/fp8_softmax.cuh",
              (("rest[half] = kOffset - largest[half];", "rest[half] = 0;"),),
              FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "logits_1e10")),
+    Mutation("fp8_forward_never_promotes", "attention/forward_fp8_sm90_math.cuh",
+             (("      if (promotes) promote();\n", ""),),
+             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
+    Mutation("fp8_forward_forgets_promoted_sums", "attention/forward_fp8_sm90_math.cuh",
+             (("    if constexpr (config.promoted_tiles > 0) add_sums();\n", ""),),
+             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
+    Mutation("fp8_forward_does_not_rescale_promoted_sums", "attention/forward_fp8_sm90_math.cuh",
+             (("set_sums_factor(factor[0] * rescale[0], factor[1] * rescale[1]);", "set_sums_factor(factor[0], factor[1]);"),),
+             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("full", "sk2000_h2:1_d64/steps")),
+    Mutation("fp8_portable_forward_lets_the_tensor_cores_sum", "attention/forward_fp8.cuh",
+             (("if constexpr (config.dim_v > 128) {", "if constexpr (config.dim_v > 0) {"),),
+             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=("quick", "mean_values"),
+             excuse="on Hopper, mma.sync of e4m3 is computed as fp16 products, whose sums are not truncated"),
     Mutation("fp8_portable_forward_exchanges_columns", "attention/forward_fp8.cuh",
              (("kEven = 0x6420, kOdd = 0x7531", "kEven = 0x7531, kOdd = 0x6420"),),
              FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=QUICK_FP8),
@@ -142,7 +160,8 @@ MUTATIONS = (
              FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=UNEVEN_SCALES),
     Mutation("fp8_portable_forward_reuses_q_too_early", "attention/forward_fp8.cuh",
              (("    __syncthreads();  // O reuses Q's shared memory\n", ""),),
-             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=QUICK_FP8, repeat=5, race=True, delayed=True),
+             FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=QUICK_FP8, repeat=5, race=True, delayed=True,
+             excuse="redundant: every warp has read Q before the last barrier of the loop over keys"),
     Mutation("quantiser_takes_the_largest_value_of_its_tile", "attention/quantize_fp8.cuh",
              (("float_from_bits(load_acquire(found + kFoundValue))", "amax"),),
              ("sm_90a", "quantize_fp8_bf16_d128x128_transposes_residuals"), "attention_forward_fp8_sm90", "native",
@@ -318,16 +337,21 @@ MUTATIONS = (
               ("    __syncwarp();\n    this->template arrive<config.p_stages>(kAt.p_full, at);\n", "    __syncwarp();\n")),
              WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES, repeat=20, race=True),
     Mutation("wide_backward_hands_ds_over_too_early", "attention/backward_wide_sm90_consumer.cuh",
-             (("    this->template wait_empty<config.ds_stages>(kAt.ds_empty, at);\n",
-               "    this->template wait_empty<config.ds_stages>(kAt.ds_empty, at);\n"
-               "    this->template arrive<config.ds_stages>(kAt.ds_full, at);\n"),
-              ("    __syncwarp();\n    this->template arrive<config.ds_stages>(kAt.ds_full, at);\n",
-               "    __syncwarp();\n")),
+             (("#pragma unroll\n    for (int step = 0; step < kQuerySteps; ++step) "
+               "stmatrix_x4(to ^ (step * 32), gradients[step]);\n    if", "    if"),
+              ("      this->template arrive<config.ds_stages>(kAt.ds_full, at);\n    }\n",
+               "      this->template arrive<config.ds_stages>(kAt.ds_full, at);\n    }\n#pragma unroll\n"
+               "    for (int step = 0; step < kQuerySteps; ++step) stmatrix_x4(to ^ (step * 32), gradients[step]);\n")),
              WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES, repeat=5, race=True),
+    Mutation("wide_backward_leaves_out_the_other_cta_s_keys", "attention/backward_wide_sm90_dq.cuh",
+             (("for (int step = 0; step < kKeySteps; ++step) {\n      constexpr int kOwnSteps",
+               "for (int step = 0; step < kTile / 16; ++step) {\n      constexpr int kOwnSteps"),),
+             WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES),
     Mutation("wide_backward_sees_keys_behind_the_sequence", "attention/backward_wide_sm90_consumer.cuh",
              (("if (key >= keys) queries.end = queries.begin;", ""),),
              WIDE_BACKWARD, "attention_backward_wide_sm90", "native",
-             verify=("hostile", "bwd/bf16/b1_sq70_sk100_h2:1_d192")),
+             verify=("hostile", "bwd/bf16/b1_sq70_sk100_h2:1_d192"),
+             excuse="these keys are zeros, and a probability is at most 1: they add nothing to dQ"),
     Mutation("decode_skips_the_last_tile", "attention/decode_schedule.cuh",
              (("(sequence.length - 1 >> s.tile_shift) + 1 - sequence.first_tile",
                "(sequence.length >> s.tile_shift) - sequence.first_tile"),),
@@ -392,8 +416,11 @@ MUTATIONS = (
              (("const bool cleared = clear_values(at, pipe.index);", "const bool cleared = false;"),),
              DECODE_TMA, "attention_decode", "native", verify=BOXES),
     Mutation("decode_loads_another_page", "attention/decode_loads.cuh",
-             (("s.page_table_stride + page_of(s, key)];", "s.page_table_stride + page_of(s, walk.first_key())];"),),
+             (("s.page_table_stride + page_of(s, key)]", "s.page_table_stride + page_of(s, walk.first_key())]"),),
              DECODE_TMA, "attention_decode", "native", verify=("quick", "dec/fp16/b3_sq1_sk112_h4:2_d64/page16")),
+    Mutation("decode_keeps_the_first_pages", "attention/decode_loads.cuh",
+             (("pages.now = follows ? pages.next : ", "pages.now = follows ? pages.now : "),),
+             DECODE_TMA, "attention_decode", "native", verify=MANY_PAGES),
     Mutation("decode_does_not_wait_for_boxes", "attention/decode.cuh",
              (("      mbarrier_wait_parity(full_barrier(pipe.index), pipe.parity);\n", ""),),
              DECODE_TMA, "attention_decode", "native", verify=BOXES, repeat=5, race=True),
@@ -551,6 +578,27 @@ MUTATIONS = (
     Mutation("gmm_nll_skips_the_last_partial", "loss/sum_partials.cuh",
              (("i < p.count; i +=", "i + 1 < p.count; i +="),),
              ("sm_80", "loss_sum_partials"), "loss_gmm_nll", verify=("quick", "gmm_nll/bf16/r130")),
+    Mutation("mlp_nll_forgets_the_other_consumer", "loss/mlp_gmm_nll_sm90.cuh",
+             (("this->out[own][i + j] + others[j]", "this->out[own][i + j]"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r400")),
+    Mutation("mlp_nll_takes_the_first_rows_twice", "loss/mlp_gmm_nll_sm90.cuh",
+             (("mlp_narrow_sm90::kBlockM + this->consumer * 64 + row;", "mlp_narrow_sm90::kBlockM + row;"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r300")),
+    Mutation("mlp_nll_counts_a_row_too_many", "loss/mlp_gmm_nll_sm90.cuh",
+             (("const bool wanted = at < loss.rows;", "const bool wanted = at <= loss.rows;"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r300")),
+    Mutation("mlp_nll_does_not_limit_z", "loss/mlp_gmm_nll_sm90.cuh",
+             (("limited(limited(target - mu[i], kLargest) * precision, kMostZ)", "(target - mu[i]) * precision"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("hostile", "mlp_gmm_nll/bf16")),
+    Mutation("mlp_nll_forgets_the_last_component", "loss/mlp_gmm_nll_sm90.cuh",
+             (("const bool here = lane + i * kLanes < components;", "const bool here = lane + i * kLanes + 1 < components;"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=QUICK_MLP_NLL),
+    Mutation("mlp_nll_has_one_sum_for_all_warps", "loss/mlp_gmm_nll_sm90.cuh",
+             (("const int place = this->consumer * 4 + this->warp;", "const int place = this->consumer * 4;"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=QUICK_MLP_NLL),
+    Mutation("mlp_nll_does_not_wait_for_the_other_consumer", "loss/mlp_gmm_nll_sm90.cuh",
+             (("    named_barrier_sync(Mlp::kExchange, 256);\n    const int row", "    const int row"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r33700"), repeat=5, race=True),
     Mutation("cross_entropy_forgets_the_target", "loss/cross_entropy.cuh",
              (("          if (chunk * 8 + e == target) x.value[e] -= dout;\n", ""),),
              CROSS_ENTROPY, "loss_linear_cross_entropy", verify=("quick", "linear_cross_entropy/bf16")),

@@ -122,7 +122,8 @@ class Case {
 
   // For the tuner.
   virtual engine::SearchSpace search_space(const engine::Device& device) const = 0;
-  // What a choice compiles to; nothing if it does not fit.
+  virtual bool fits(const engine::Choice& choice, const engine::Device& device) const = 0;
+  // What a choice that fits compiles to; nothing if it is a library's.
   virtual std::vector<jit::KernelInstance> kernels_of(const engine::Choice& choice,
                                                       const engine::Device& device) const = 0;
   virtual engine::TuningKey tuning_key(int multiprocessors) const = 0;
@@ -159,12 +160,13 @@ class CaseOf : public Case {
   engine::SearchSpace search_space(const engine::Device& device) const override {
     return engine::search_space<Family>(problem(), device);
   }
+  bool fits(const engine::Choice& choice, const engine::Device& device) const override {
+    return recipe_of(choice, device).has_value();
+  }
   std::vector<jit::KernelInstance> kernels_of(const engine::Choice& choice,
                                               const engine::Device& device) const override {
     std::vector<jit::KernelInstance> list;
-    const auto* implementation = engine::find_implementation<Family>(choice.kernel);
-    if (implementation == nullptr) return list;
-    if (const auto recipe = implementation->recipe(problem(), device, choice.config)) {
+    if (const auto recipe = recipe_of(choice, device)) {
       for (const engine::Step& step : recipe->steps) {
         if (step.kernel) list.push_back(*step.kernel);
       }
@@ -177,6 +179,10 @@ class CaseOf : public Case {
 
  protected:
   const typename Family::Problem& problem() const { return case_.problem; }
+  std::optional<engine::Recipe<Family>> recipe_of(const engine::Choice& choice, const engine::Device& device) const {
+    const auto* implementation = engine::find_implementation<Family>(choice.kernel);
+    return implementation == nullptr ? std::nullopt : implementation->recipe(problem(), device, choice.config);
+  }
   // With the seed that was set since.
   Stored seeded() const {
     Stored c = case_;

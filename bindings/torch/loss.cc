@@ -13,6 +13,13 @@ struct Key {
   std::int64_t rows, components;
 };
 
+struct MlpKey {
+  Key likelihood;
+  std::uint32_t aligned, mapped;  // bits of x, up and down
+  std::int32_t activation;
+  std::int64_t width, hidden;
+};
+
 struct CrossEntropyKey {
   tessera_device device;
   std::int32_t threads, reduction;
@@ -71,6 +78,59 @@ PyObject* gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count) {
     gradient = Ref(Py_None);
   }
   return PyTuple_Pack(2, result.get(), gradient.get());
+}
+
+// mlp_gmm_nll(x, up, down, target, activation, reduction) -> out
+PyObject* mlp_gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  if (!expect("mlp_gmm_nll", count, 6)) return nullptr;
+  tessera_loss args = TESSERA_LOSS_INIT;
+  View x, up, down, target, out;
+  if (!read(values[0], "x", Data::kNeeded, &x) || !read(values[1], "up", Data::kNeeded, &up) ||
+      !read(values[2], "down", Data::kNeeded, &down) || !read(values[3], "target", Data::kNeeded, &target)) {
+    return nullptr;
+  }
+  args.x = &x.tensor;
+  args.up = &up.tensor;
+  args.down = &down.tensor;
+  args.target = &target.tensor;
+  args.activation = static_cast<tessera_activation>(PyLong_AsLong(values[4]));
+  args.reduction = static_cast<tessera_reduction>(PyLong_AsLong(values[5]));
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  for (const View* matrix : {&x, &up, &down}) {
+    if (matrix->tensor.ndim == 2) continue;
+    fail("x, up and down have 2 dims each");
+    return nullptr;
+  }
+  const std::int64_t rows = x.tensor.shape[0], components = down.tensor.shape[0] / 3;
+  const std::int64_t results[] = {args.reduction == TESSERA_REDUCTION_NONE ? rows : 1};
+  Ref result = allocate(x, torch.float32, results, 1, Fill::kNone, &out);
+  if (!result) return nullptr;
+  args.out = &out.tensor;
+  if (x.tensor.device.type == TESSERA_CPU && !follow_threads()) return nullptr;
+  MlpKey key;
+  std::memset(&key, 0, sizeof key);
+  key.likelihood.device = x.tensor.device;
+  key.likelihood.threads = x.tensor.device.type == TESSERA_CPU ? tessera_num_threads() : 0;
+  key.likelihood.reduction = args.reduction;
+  key.likelihood.dtypes[0] = x.tensor.dtype;
+  key.likelihood.dtypes[1] = target.tensor.dtype;
+  key.likelihood.rows = rows;
+  key.likelihood.components = components;
+  const tessera_tensor* tensors[] = {args.x, args.up, args.down};
+  for (unsigned i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {
+    if (has_aligned_rows(*tensors[i])) key.aligned |= 1u << i;
+    if (has_mapped_strides(*tensors[i])) key.mapped |= 1u << i;
+  }
+  key.activation = args.activation;
+  key.width = x.tensor.shape[1];
+  key.hidden = up.tensor.shape[0];
+  static auto* plans = new PlanCache<MlpKey>;
+  const SharedPlan plan = plans->find(
+      key, [&](tessera_plan** made) { return tessera_loss_plan_create(TESSERA_LOSS_MLP_GMM_NLL, &args, made); });
+  const bool done = plan && run_plan(plan.get(), x, [&](void* workspace, std::size_t bytes, void* stream) {
+                      return tessera_loss_plan_run(plan.get(), &args, workspace, bytes, stream);
+                    });
+  return done ? result.release() : nullptr;
 }
 
 // linear_cross_entropy(hidden, weight, target, dout or None, reduction, needs_hidden, needs_weight)

@@ -24,15 +24,24 @@ bool read_options(PyObject* options, tessera_attention* args) {
     return false;
   }
   const auto at = [&](Py_ssize_t i) { return PyTuple_GetItem(options, i); };
+  const auto integer = [&](Py_ssize_t i, const char* name) -> std::int64_t {
+    if (PyErr_Occurred() != nullptr) return 0;
+    const std::int64_t number = PyLong_AsLongLong(at(i));
+    if (number == -1 && PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      fail(std::string(name) + " is " + text_of(at(i)) + "; an integer is accepted");
+    }
+    return number;
+  };
   args->scale = static_cast<float>(PyFloat_AsDouble(at(0)));
   args->softcap = static_cast<float>(PyFloat_AsDouble(at(1)));
   args->flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(at(2)));
   args->alignment = static_cast<tessera_alignment>(PyLong_AsLong(at(3)));
-  args->window_left = PyLong_AsLongLong(at(4));
-  args->window_right = PyLong_AsLongLong(at(5));
-  args->max_seqlen_q = PyLong_AsLongLong(at(6));
-  args->max_seqlen_k = PyLong_AsLongLong(at(7));
-  args->attention_chunk = PyLong_AsLongLong(at(8));
+  args->window_left = integer(4, "the left side of window");
+  args->window_right = integer(5, "the right side of window");
+  args->max_seqlen_q = integer(6, "max_seqlen_q");
+  args->max_seqlen_k = integer(7, "max_seqlen_k");
+  args->attention_chunk = integer(8, "attention_chunk");
   return PyErr_Occurred() == nullptr;
 }
 
@@ -139,10 +148,14 @@ PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   Outputs outputs;
   const bool with_lse = is_true(values[8]);
   if (!in.read_qkv(values, Data::kNeeded) || !in.read_packing(values + 3, Data::kNeeded) ||
-      !read_options(values[6], &in.args) || !outputs.make(&in, with_lse) ||
-      !run(TESSERA_ATTENTION_FORWARD, in.args, in.q)) {
+      !read_options(values[6], &in.args)) {
     return nullptr;
   }
+  if (in.q.tensor.dtype.code == TESSERA_FLOAT8_E4M3FN) {
+    fail("q is float8_e4m3fn; float16, bfloat16 and float32 are accepted, which precision=\"fp8\" rounds to it");
+    return nullptr;
+  }
+  if (!outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_FORWARD, in.args, in.q)) return nullptr;
   return outputs.result(with_lse);
 }
 
@@ -385,6 +398,7 @@ PyMODINIT_FUNC PyInit__native() {
       {"norm_backward", fast<norm_backward>(), METH_FASTCALL, nullptr},
       {"norm_rotary", fast<norm_rotary>(), METH_FASTCALL, nullptr},
       {"gmm_nll", fast<gmm_nll>(), METH_FASTCALL, nullptr},
+      {"mlp_gmm_nll", fast<mlp_gmm_nll>(), METH_FASTCALL, nullptr},
       {"linear_cross_entropy", fast<linear_cross_entropy>(), METH_FASTCALL, nullptr},
       {"mlp", fast<mlp>(), METH_FASTCALL, nullptr},
       {"moe", fast<moe>(), METH_FASTCALL, nullptr},

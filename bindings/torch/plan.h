@@ -26,6 +26,7 @@ PyObject* norm_forward(PyObject*, PyObject* const* values, Py_ssize_t count);
 PyObject* norm_backward(PyObject*, PyObject* const* values, Py_ssize_t count);
 PyObject* norm_rotary(PyObject*, PyObject* const* values, Py_ssize_t count);
 PyObject* gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count);
+PyObject* mlp_gmm_nll(PyObject*, PyObject* const* values, Py_ssize_t count);
 PyObject* linear_cross_entropy(PyObject*, PyObject* const* values, Py_ssize_t count);
 // tessera._native.mlp: bindings/torch/mlp.cc.
 PyObject* mlp(PyObject*, PyObject* const* values, Py_ssize_t count);

@@ -20,12 +20,6 @@ std::string type_name(PyObject* object) {
   return text != nullptr ? text : "?";
 }
 
-std::string text_of(PyObject* object) {
-  const Ref text(PyObject_Str(object));
-  const char* utf8 = text ? PyUnicode_AsUTF8AndSize(text.get(), nullptr) : nullptr;
-  return utf8 != nullptr ? utf8 : "?";
-}
-
 bool read_numbers(PyObject* tuple, std::int64_t* numbers, int count) {
   for (int i = 0; i < count; ++i) {
     numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
@@ -142,6 +136,12 @@ const ExchangeApi* exchange_of(PyObject* tensor_type) {
 }
 
 }  // namespace
+
+std::string text_of(PyObject* object) {
+  const Ref text(PyObject_Str(object));
+  const char* utf8 = text ? PyUnicode_AsUTF8AndSize(text.get(), nullptr) : nullptr;
+  return utf8 != nullptr ? utf8 : "?";
+}
 
 void fail(const std::string& message, tessera_status status) {
   const Ref error(PyObject_CallFunction(error_type, "ss", message.c_str(), tessera_status_name(status)));

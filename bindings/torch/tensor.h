@@ -89,6 +89,9 @@ extern Names names;
 bool set_up(PyObject* error_type, PyObject* members, bool dlpack);
 bool intern_names();
 
+// str(object).
+std::string text_of(PyObject* object);
+
 // Raises tessera.Error.
 void fail(const std::string& message, tessera_status status = TESSERA_INVALID_ARGUMENT);
 

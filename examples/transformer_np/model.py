@@ -156,30 +156,27 @@ class MixtureLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, up, down, target, with_gradients):
+    def forward(ctx, x, up, down, target):
         rows, wanted = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-        trains = with_gradients and any(ctx.needs_input_grad)
         scale = torch.full((), KEPT_SCALE / len(rows), device=x.device)
         total, dx, sums = 0.0, [], []
         few = min(HEAD_ROWS, -(-len(rows) // 4))
         for part, of in zip(rows.split(few), wanted.split(few)):
-            leaves = [t.detach().requires_grad_(trains) for t in (part, up, down)]
-            with torch.set_grad_enabled(trains):
+            leaves = [t.detach().requires_grad_() for t in (part, up, down)]
+            with torch.enable_grad():
                 loss = tessera.gmm_nll(mixture("tessera", *leaves), of, "sum")
             total = total + loss.detach()
-            if trains:
-                grads = torch.autograd.grad(loss, leaves, scale)
-                dx.append(grads[0])
-                sums = [s.add_(g) for s, g in zip(sums, grads[1:])] or [widened(g) for g in grads[1:]]
-        if trains:
-            ctx.save_for_backward(torch.cat(dx).view(x.shape), *sums)
+            grads = torch.autograd.grad(loss, leaves, scale)
+            dx.append(grads[0])
+            sums = [s.add_(g) for s, g in zip(sums, grads[1:])] or [widened(g) for g in grads[1:]]
+        ctx.save_for_backward(torch.cat(dx).view(x.shape), *sums)
         ctx.dtype = x.dtype
         return total / len(rows)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        return *((grad * (dout / KEPT_SCALE)).to(ctx.dtype) for grad in ctx.saved_tensors), None, None
+        return *((grad * (dout / KEPT_SCALE)).to(ctx.dtype) for grad in ctx.saved_tensors), None
 
 
 HEAD_ROWS = 8192
@@ -191,7 +188,8 @@ mixture_loss_by_parts = torch.compiler.disable(MixtureLoss.apply)  # torch.compi
 
 def mixture_loss(kind, x, up, down, target):
     if kind == "tessera":
-        return mixture_loss_by_parts(x, up, down, target, torch.is_grad_enabled())
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (x, up, down))
+        return (mixture_loss_by_parts if trains else tessera.mlp_gmm_nll)(x, up, down, target)
     return mixture_nll(kind, mixture(kind, x, up, down), target)
 
 

@@ -29,8 +29,9 @@ enum {
   TESSERA_BATCH_INVARIANT = 1u << 3,    /* decode: a sequence's result does not depend on the rest of the batch */
   TESSERA_FP8 =
       1u << 4, /* forward: q, k and v are first rounded to e4m3; a head, or a block of its rows, has one scale */
-  TESSERA_FP8_ROTATE = 1u << 5,  /* and rows of q and k multiplied by a random-sign Hadamard matrix before that */
-  TESSERA_FP8_RESIDUAL = 1u << 6 /* or what rounding takes from the 8 largest key channels of a head is kept */
+  TESSERA_FP8_ROTATE = 1u << 5,   /* and rows of q and k multiplied by a random-sign Hadamard matrix before that */
+  TESSERA_FP8_RESIDUAL = 1u << 6, /* or what rounding takes from the 8 largest key channels of a head is kept */
+  TESSERA_FP8_FAST = 1u << 7 /* forward of e4m3: sums of many keys may be truncated, 1 % at 1,024 keys and growing */
 };
 
 /* All three ops take this. Set it up with TESSERA_ATTENTION_INIT, then the fields you need; a tensor that the op does

@@ -2,15 +2,16 @@
 #ifndef TESSERA_LOSS_H_
 #define TESSERA_LOSS_H_
 
-#include "tessera/tessera.h"
+#include "tessera/gemm.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef enum tessera_loss_op {
-  TESSERA_LOSS_GMM_NLL = 0,             /* the negative log-likelihood of Gaussian mixtures */
-  TESSERA_LOSS_LINEAR_CROSS_ENTROPY = 1 /* cross-entropy of a linear layer's logits, which are never all in memory */
+  TESSERA_LOSS_GMM_NLL = 0,              /* the negative log-likelihood of Gaussian mixtures */
+  TESSERA_LOSS_LINEAR_CROSS_ENTROPY = 1, /* cross-entropy of a linear layer's logits, which are never all in memory */
+  TESSERA_LOSS_MLP_GMM_NLL = 2           /* the likelihood of mixtures whose parameters are the result of an MLP */
 } tessera_loss_op;
 
 typedef enum tessera_reduction {
@@ -42,14 +43,21 @@ typedef enum tessera_reduction {
  * Logits and dlogits are rounded to hidden's type; sums are fp32. Rows are processed in chunks, at most eight if dweight is
  * given, which is rounded once for each.
  *
+ * TESSERA_LOSS_MLP_GMM_NLL takes x, up, down, activation, target, out and dparams: it is TESSERA_LOSS_GMM_NLL of
+ *
+ *   params = f(x up^T) down^T, row 3 k + i of down for value i of component k
+ *
+ * K MLPs with the same input, one per component, are one MLP whose down is block-diagonal. The parameters are rounded to x's
+ * type, or fp32 where they stay in registers (docs/kernels/loss_mlp_gmm_nll_sm90.md). dparams, times the gradient of each row's loss, is the dout of a TESSERA_MLP_BACKWARD.
+ *
  * Set it up with TESSERA_LOSS_INIT, then the fields you need. The last dim of every tensor is contiguous. */
 typedef struct tessera_loss {
   size_t struct_size;
 
   const tessera_tensor* params;  /* [rows, K, 3], fp16, bf16 or fp32; K is at least 1 */
-  const tessera_tensor* target;  /* [rows], of params' type or fp32; of a linear layer's logits, int32 */
+  const tessera_tensor* target;  /* [rows], of params' or x's type or fp32; of a linear layer's logits, int32 */
   const tessera_tensor* out;     /* fp32, written: [rows], or [1] if reduced */
-  const tessera_tensor* dparams; /* like params, written, optional */
+  const tessera_tensor* dparams; /* [rows, K, 3], of params' or x's type, written, optional */
 
   tessera_reduction reduction;
   uint32_t flags; /* 0 */
@@ -59,10 +67,18 @@ typedef struct tessera_loss {
   const tessera_tensor* dout;    /* [rows], fp32, optional: the gradient of each row's loss, else 1 */
   const tessera_tensor* dhidden; /* like hidden, written, optional */
   const tessera_tensor* dweight; /* like weight, written, optional */
+
+  const tessera_tensor* x;       /* [rows, C], fp16, bf16 or, on the CPU, fp32 */
+  const tessera_tensor* up;      /* [H, C], of the same type */
+  const tessera_tensor* down;    /* [3 K, H], of the same type; K is at least 1 */
+  tessera_activation activation; /* f; other ops ignore it */
 } tessera_loss;
 
-#define TESSERA_LOSS_INIT \
-  { sizeof(tessera_loss), NULL, NULL, NULL, NULL, TESSERA_REDUCTION_MEAN, 0u, NULL, NULL, NULL, NULL, NULL }
+#define TESSERA_LOSS_INIT                                                                                         \
+  {                                                                                                               \
+    sizeof(tessera_loss), NULL, NULL, NULL, NULL, TESSERA_REDUCTION_MEAN, 0u, NULL, NULL, NULL, NULL, NULL, NULL, \
+        NULL, NULL, TESSERA_ACTIVATION_SILU                                                                       \
+  }
 
 /* As for the functions of the same names in tessera/gemm.h. */
 TESSERA_API tessera_status tessera_loss_plan_create(tessera_loss_op op, const tessera_loss* args, tessera_plan** plan);

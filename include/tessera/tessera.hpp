@@ -105,6 +105,7 @@ struct Attention {
   bool fp8 = false;           // forward: q, k and v are rounded to e4m3 first
   bool fp8_rotate = false;    // and q and k rotated before that
   bool fp8_residual = false;  // or what it takes from the largest key channels kept
+  bool fp8_fast = false;      // forward of e4m3: sums of many keys may be truncated
   Tensor q_scale{}, k_scale{}, v_scale{};
 };
 
@@ -186,6 +187,7 @@ class LoweredAttention : public LoweredArgs<tessera_attention, 26> {
     if (a.fp8) args_.flags |= TESSERA_FP8;
     if (a.fp8_rotate) args_.flags |= TESSERA_FP8_ROTATE;
     if (a.fp8_residual) args_.flags |= TESSERA_FP8_RESIDUAL;
+    if (a.fp8_fast) args_.flags |= TESSERA_FP8_FAST;
     args_.alignment = a.alignment;
     args_.window_left = a.window_left;
     args_.window_right = a.window_right;
@@ -337,7 +339,9 @@ struct Norm {
 struct Loss {
   Tensor params{}, target{}, out{}, dparams{};
   Tensor hidden{}, weight{}, dout{}, dhidden{}, dweight{};
+  Tensor x{}, up{}, down{};
   tessera_reduction reduction = TESSERA_REDUCTION_MEAN;
+  tessera_activation activation = TESSERA_ACTIVATION_SILU;
 };
 
 namespace detail {
@@ -426,7 +430,7 @@ class LoweredNorm : public LoweredArgs<tessera_norm, 16> {
   }
 };
 
-class LoweredLoss : public LoweredArgs<tessera_loss, 9> {
+class LoweredLoss : public LoweredArgs<tessera_loss, 12> {
  public:
   explicit LoweredLoss(const Loss& l) : LoweredArgs(TESSERA_LOSS_INIT) {
     args_.params = tensor(l.params);
@@ -438,7 +442,11 @@ class LoweredLoss : public LoweredArgs<tessera_loss, 9> {
     args_.dout = tensor(l.dout);
     args_.dhidden = tensor(l.dhidden);
     args_.dweight = tensor(l.dweight);
+    args_.x = tensor(l.x);
+    args_.up = tensor(l.up);
+    args_.down = tensor(l.down);
     args_.reduction = l.reduction;
+    args_.activation = l.activation;
   }
 };
 
@@ -472,6 +480,10 @@ inline void loss_gmm_nll(const Loss& args, void* stream = nullptr) {
 inline void loss_linear_cross_entropy(const Loss& args, void* stream = nullptr) {
   detail::throw_unless_ok(
       tessera_loss_run(TESSERA_LOSS_LINEAR_CROSS_ENTROPY, detail::LoweredLoss(args).get(), nullptr, 0, stream));
+}
+inline void loss_mlp_gmm_nll(const Loss& args, void* stream = nullptr) {
+  detail::throw_unless_ok(
+      tessera_loss_run(TESSERA_LOSS_MLP_GMM_NLL, detail::LoweredLoss(args).get(), nullptr, 0, stream));
 }
 
 // As Plan, for MLPs.

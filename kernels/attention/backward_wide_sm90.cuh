@@ -15,8 +15,9 @@
 //   dQ warpgroup                     dQ = dS K, added to fp32 sums in global memory (tile/dq_sums.cuh); in turns, the first
 //                                    key tile stores its sums and the last one writes dQ (attention/backward_turns.h)
 //
-//   shared memory:  K [64, Dqk]    V [64, Dv]    Q [q_stages][64, Dqk]    dO [d_o_stages][64, Dv]
-//                   P^T [p_stages][64, 64] fp32    dS^T [ds_stages][64, 64]    LSE, delta [q_stages][64]    (tile/tensor_map.h)
+//   shared memory:  K [64, Dqk]    V [64, Dv]    Q [q_stages][64, Dqk]    dO [d_o_stages][64, Dv]    the other CTA's K
+//                   P^T [p_stages][64, 64] fp32    dS^T [ds_stages][cluster][64, 64]    LSE, delta [q_stages][64]
+//                   (tile/tensor_map.h)
 //   registers:      dV [64, Dv] fp32, S^T [64, 64] fp32, P^T [64, 64] 16 bit, distributed over the P warpgroup;
 //                   dK [64, Dqk], dP^T and dS^T likewise over the dS warpgroup; 64 columns of dQ, and dS, over the third
 //
@@ -30,6 +31,15 @@
 // So the warpgroups divide the products, not the keys: each reads the K, V, Q or dO of its products once, at full width.
 // The price is that P crosses shared memory in fp32.
 //
+// L2 adds no faster than dQ of 64 keys comes, so pairs of CTAs form clusters (Config::cluster): their dS goes to both, each
+// computes half of dQ's columns over the keys of both, and half as much is added. Q and dO are loaded once for both, by
+// multicast, so a stage is empty only if both CTAs have read it, and both take the steps of either. A CTA whose keys are
+// behind the end of the sequence computes zeros.
+//
+//   CTA 0    dS of keys 0 to 63   --.--> dQ = dS K over 128 keys, first half of the columns
+//                                    X
+//   CTA 1    dS of keys 64 to 127 --'--> dQ = dS K over 128 keys, second half
+//
 // TMA fills rows beyond the end of a sequence with zeros; their LSE is set to +inf, so that P is 0.
 #pragma once
 
@@ -38,6 +48,7 @@
 #include "attention/backward_wide_sm90_dq.cuh"
 #include "attention/backward_wide_sm90_producer.cuh"
 #include "attention/backward_wide_sm90_work.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -47,7 +58,9 @@ namespace tessera {
 
 template <AttentionBackwardWideSm90Config config>
 __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm90Params& p) {
-  static_assert(config.q_stages >= 2 && config.d_o_stages >= 2 && config.p_stages >= 1 && config.ds_stages >= 1);
+  static_assert(config.q_stages >= 2 && config.d_o_stages >= 1 && config.p_stages >= 1 && config.ds_stages >= 1);
+  static_assert(config.cluster == 1 || (config.cluster == 2 && !config.deterministic && config.dim_qk > 128 &&
+                                        config.dq_columns == kWidestAtom));
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
   static_assert(config.dim_qk <= 256 && config.dim_v <= 256);
   static_assert(config.dq_columns % kWidestAtom == 0);
@@ -58,15 +71,15 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
     constexpr unsigned kArrivals = 1;          // per warp
     constexpr unsigned kOne = 4 * kArrivals;   // of a warpgroup
     constexpr unsigned kBoth = 8 * kArrivals;  // of the P and the dS warpgroup
-    mbarrier_init(shared + kAt.k_full, 1);
+    mbarrier_init(shared + kAt.k_full, config.cluster);
     mbarrier_init(shared + kAt.v_full, 1);
     for (int i = 0; i < config.q_stages; ++i) {
       mbarrier_init(shared + kAt.q_full + i * kMbarrierBytes, 1 + 32 + (config.score_mod ? 1 : 0));
-      mbarrier_init(shared + kAt.q_empty + i * kMbarrierBytes, kBoth);
+      mbarrier_init(shared + kAt.q_empty + i * kMbarrierBytes, kBoth * config.cluster);
     }
     for (int i = 0; i < config.d_o_stages; ++i) {
       mbarrier_init(shared + kAt.d_o_full + i * kMbarrierBytes, 1);
-      mbarrier_init(shared + kAt.d_o_empty + i * kMbarrierBytes, kBoth);
+      mbarrier_init(shared + kAt.d_o_empty + i * kMbarrierBytes, kBoth * config.cluster);
     }
     for (int i = 0; i < config.p_stages; ++i) {
       mbarrier_init(shared + kAt.p_full + i * kMbarrierBytes, kOne);
@@ -74,14 +87,14 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
     }
     for (int i = 0; i < config.ds_stages; ++i) {
       mbarrier_init(shared + kAt.ds_full + i * kMbarrierBytes, kOne);
-      mbarrier_init(shared + kAt.ds_empty + i * kMbarrierBytes, kOne);
+      mbarrier_init(shared + kAt.ds_empty + i * kMbarrierBytes, kOne * config.cluster);
     }
     if constexpr (config.deterministic) TurnBarriers{shared + kAt.turns}.init();
     fence_mbarrier_init();
   }
   pdl_wait_and_launch_dependents();
   const BackwardWideSm90Work<config> work(p, blockIdx.x);
-  if (work.first_k >= work.len_k) {
+  if (work.first_cluster_k >= work.len_k) {
     if constexpr (config.deterministic) {
       if (work.first_k == 0) {
         write_zeros<kBackwardWideTile, config.dim_qk>(p, work, static_cast<int>(threadIdx.x), kBackwardWideThreads);
@@ -89,7 +102,11 @@ __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm9
     }
     return;
   }
-  __syncthreads();
+  if constexpr (config.cluster > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;

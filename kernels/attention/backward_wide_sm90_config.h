@@ -15,12 +15,13 @@ struct AttentionBackwardWideSm90Config {
   DType dtype;
   int dim_qk;
   int dim_v;
-  int q_stages;        // of Q
-  int d_o_stages;      // of dO
-  int p_stages;        // of P
-  int ds_stages;       // of dS
-  int kept_steps;      // of K and V, 16 columns each, that stay in registers as the A operands of S and dP
-  int kept_ds_steps;   // of dS, 16 keys each, 0 to 4, that the dQ warpgroup keeps in registers as its A operand
+  int cluster;     // 2: pairs of CTAs with neighbouring key tiles exchange dS and share the loads of Q and dO; else 1
+  int q_stages;    // of Q
+  int d_o_stages;  // of dO
+  int p_stages;    // of P
+  int ds_stages;   // of dS
+  int kept_steps;  // of K and V, 16 columns each, that stay in registers as the A operands of S and dP
+  int kept_ds_steps;   // of dS, 16 keys each, that the dQ warpgroup keeps in registers as its A operand
   int dq_columns;      // columns of dQ that are computed at a time, a multiple of 64
   int dq_registers;    // registers per thread of the dQ warpgroup; the P and the dS warpgroup get the rest
   bool masked;         // causal or a window: some tiles are skipped and some masked
@@ -34,6 +35,7 @@ constexpr void visit_fields(const AttentionBackwardWideSm90Config& config, Visit
   visit("dtype", config.dtype);
   visit("dim_qk", config.dim_qk);
   visit("dim_v", config.dim_v);
+  visit("cluster", config.cluster);
   visit("q_stages", config.q_stages);
   visit("d_o_stages", config.d_o_stages);
   visit("p_stages", config.p_stages);
@@ -72,13 +74,14 @@ constexpr int producer_registers(const AttentionBackwardWideSm90Config& config) 
 struct BackwardWideSm90Layout {
   int k;           // [64, dim_qk]
   int v;           // [64, dim_v]
+  int other_k;     // [64, 128], with a cluster: this CTA's columns of dQ, of the other's keys
   int q;           // [q_stages][64, dim_qk]
   int q_stage;     // bytes
   int d_o;         // [d_o_stages][64, dim_v]
   int d_o_stage;   // bytes
   int p;           // [p_stages][64, 64], fp32, in the order of the accumulators: [16-byte chunk][thread]
   int p_stage;     // bytes
-  int ds;          // [ds_stages][64 keys, 64 queries], 16 bit
+  int ds;          // [ds_stages][64 keys, 64 queries], 16 bit; with a cluster, [2][64, 64]: the other CTA's is second
   int ds_stage;    // bytes
   int rows;        // [q_stages]: LSE [64] and delta [64], fp32, and kWideStepWords ints of step info
   int rows_stage;  // bytes
@@ -112,11 +115,12 @@ constexpr BackwardWideSm90Layout backward_wide_sm90_layout(const AttentionBackwa
   at.q_stage = tile_bytes(kBackwardWideTile, config.dim_qk, kWidestAtom);
   at.d_o_stage = tile_bytes(kBackwardWideTile, config.dim_v, kWidestAtom);
   at.p_stage = kBackwardWideTile * kBackwardWideTile * 4;
-  at.ds_stage = tile_bytes(kBackwardWideTile, kBackwardWideTile, kWidestAtom);
+  at.ds_stage = tile_bytes(kBackwardWideTile, kBackwardWideTile, kWidestAtom) * config.cluster;
   at.rows_stage = (2 * kBackwardWideTile + kWideStepWords) * 4;
   at.k = 0;
   at.v = at.k + tile_bytes(kBackwardWideTile, config.dim_qk, kWidestAtom);
-  at.q = at.v + tile_bytes(kBackwardWideTile, config.dim_v, kWidestAtom);
+  at.other_k = at.v + tile_bytes(kBackwardWideTile, config.dim_v, kWidestAtom);
+  at.q = at.other_k + (config.cluster > 1 ? tile_bytes(kBackwardWideTile, 2 * kWidestAtom, kWidestAtom) : 0);
   at.d_o = at.q + config.q_stages * at.q_stage;
   at.p = at.d_o + config.d_o_stages * at.d_o_stage;
   at.ds = at.p + config.p_stages * at.p_stage;
@@ -134,6 +138,24 @@ constexpr BackwardWideSm90Layout backward_wide_sm90_layout(const AttentionBackwa
   at.turns = at.ds_empty + 8 * config.ds_stages;
   at.bytes = at.turns + (config.deterministic ? kTurnBytes : 0);
   return at;
+}
+
+// Which CTA of a cluster computes which columns of dQ, by swizzle atoms: of four, each computes two in every step; of three,
+// CTA 0 computes two in even steps and CTA 1 in odd ones.
+struct DqAtoms {
+  int first;
+  int count;
+};
+constexpr int dq_atoms(const AttentionBackwardWideSm90Config& config) {
+  return padded_dim(config.dim_qk, kWidestAtom) / kWidestAtom;
+}
+constexpr DqAtoms own_dq_atoms(const AttentionBackwardWideSm90Config& config, int rank, int step) {
+  const int all = dq_atoms(config), of_first = (all + 1 - step % 2) / 2;
+  return rank == 0 ? DqAtoms{0, of_first} : DqAtoms{of_first, all - of_first};
+}
+// The first one of two that hold all that a CTA ever computes.
+constexpr int first_dq_atom(const AttentionBackwardWideSm90Config& config, int rank) {
+  return rank == 0 ? 0 : dq_atoms(config) - 2;
 }
 
 struct alignas(64) AttentionBackwardWideSm90Params {
@@ -157,7 +179,7 @@ struct alignas(64) AttentionBackwardWideSm90Params {
   int seq_k;
   unsigned heads_q;
   unsigned group;    // query heads that share a key head
-  unsigned k_tiles;  // of the longest sequence
+  unsigned k_tiles;  // of the longest sequence; with clusters, of two tiles each
   unsigned columns;  // heads of all sequences: B Hkv; parts of groups if they are split: B Hkv parts
   Divisor together;  // of them, how many are processed together: their Q, dO and dQ sums fit the L2 cache
   Divisor by_heads;  // Hkv; if groups are split, Hkv parts

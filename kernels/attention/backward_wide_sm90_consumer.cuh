@@ -4,6 +4,8 @@
 #include "attention/backward_score_mod.cuh"
 #include "attention/backward_wide_sm90_config.h"
 #include "attention/backward_wide_sm90_work.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
 #include "ptx/math.cuh"
@@ -55,6 +57,18 @@ struct BackwardWideSm90Consumer {
   template <int stages>
   __forceinline__ void arrive(int barriers, int step) const {
     if (is_first) mbarrier_arrive(shared + barriers + place<stages>(step).stage * kMbarrierBytes);
+  }
+  // The same at all CTAs of the cluster, whose producers all write to the stage.
+  template <int stages>
+  __forceinline__ void arrive_at_all(int barriers, int step) const {
+    if constexpr (config.cluster == 1) {
+      arrive<stages>(barriers, step);
+    } else {
+      const unsigned own_lane = recomputed(lane());
+      if (own_lane < config.cluster) {
+        mbarrier_arrive_at(shared + barriers + place<stages>(step).stage * kMbarrierBytes, own_lane);
+      }
+    }
   }
   struct Place {
     unsigned stage;
@@ -266,7 +280,7 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
     }
     __syncwarp();
     this->template arrive<config.p_stages>(kAt.p_full, at);
-    this->template arrive<config.q_stages>(kAt.q_empty, at);  // S is complete, and this warp has read LSE
+    this->template arrive_at_all<config.q_stages>(kAt.q_empty, at);  // S is complete, and this warp has read LSE
   }
 
   __forceinline__ void issue_s(Scores& x, int step) {
@@ -279,7 +293,7 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
     wgmma_fence();
     this->template issue_sums<config.dim_v>(dv, weights, d_o_at(step));
   }
-  __forceinline__ void release_d_o(int step) { this->template arrive<config.d_o_stages>(kAt.d_o_empty, step); }
+  __forceinline__ void release_d_o(int step) { this->template arrive_at_all<config.d_o_stages>(kAt.d_o_empty, step); }
 
   // At the top of the loop, S^T of a step and dV of the previous one are complete.
   __forceinline__ void main_loop(int steps) {
@@ -313,6 +327,13 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
       wgmma_wait_group<0>();
       wgmma_fence_operand(dv);
     }
+    if constexpr (config.cluster > 1) cluster_arrive_relaxed();
+    store_all(steps);
+    // Shared memory must be there until the other CTA no longer uses it. Warps that have exited count as arrived.
+    if constexpr (config.cluster > 1) cluster_wait();
+  }
+
+  __forceinline__ void store_all(int steps) {
     // Recomputed, because keeping it would take registers during the whole main loop.
     const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
     if constexpr (config.splits_group) {
@@ -372,9 +393,20 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
     const unsigned to = shared + kAt.ds + Base::template place<config.ds_stages>(at).stage * kAt.ds_stage + own;
 #pragma unroll
     for (int step = 0; step < kQuerySteps; ++step) stmatrix_x4(to ^ (step * 32), gradients[step]);
-    if constexpr (config.kept_ds_steps < kTile / 16) fence_proxy_async();  // wgmma reads it
+    if constexpr (config.kept_ds_steps < kTile / 16 || config.cluster > 1) fence_proxy_async();  // wgmma reads it
     __syncwarp();
-    this->template arrive<config.ds_stages>(kAt.ds_full, at);
+    if constexpr (config.cluster > 1) {  // this warp's rows go to the other CTA, from which as many come
+      constexpr unsigned kBytes = 16 * kAtomRowBytes;
+      if (this->is_first) {
+        const unsigned full = shared + kAt.ds_full + Base::template place<config.ds_stages>(at).stage * kMbarrierBytes;
+        const unsigned other = 1 - blockIdx.x % 2;
+        mbarrier_arrive_expect_tx(full, kBytes);
+        // Lane 0's address is that of the warp's first row.
+        bulk_copy_to_cluster(cluster_address(to + kAt.ds_stage / 2, other), to, kBytes, cluster_address(full, other));
+      }
+    } else {
+      this->template arrive<config.ds_stages>(kAt.ds_full, at);
+    }
   }
 
   __forceinline__ void issue_dp(Scores& x, int step) {
@@ -387,8 +419,8 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
     this->template issue_sums<config.dim_qk>(dk, gradients, q_at(step));
   }
   // After dP and after dK.
-  __forceinline__ void release_d_o(int step) { this->template arrive<config.d_o_stages>(kAt.d_o_empty, step); }
-  __forceinline__ void release_q(int step) { this->template arrive<config.q_stages>(kAt.q_empty, step); }
+  __forceinline__ void release_d_o(int step) { this->template arrive_at_all<config.d_o_stages>(kAt.d_o_empty, step); }
+  __forceinline__ void release_q(int step) { this->template arrive_at_all<config.q_stages>(kAt.q_empty, step); }
 
   // At the top of the loop, dP^T of a step and dK of the previous one are complete. dK is issued before the next dP,
   // because the loads of Q wait for it.
@@ -425,6 +457,13 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
       wgmma_wait_group<0>();
       wgmma_fence_operand(dk);
     }
+    if constexpr (config.cluster > 1) cluster_arrive_relaxed();
+    store_all(steps);
+    // Shared memory must be there until the other CTA no longer uses it. Warps that have exited count as arrived.
+    if constexpr (config.cluster > 1) cluster_wait();
+  }
+
+  __forceinline__ void store_all(int steps) {
     // Recomputed, because keeping it would take registers during the whole main loop.
     const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
     if constexpr (config.splits_group) {

@@ -8,6 +8,7 @@
 #include "attention/backward_wide_sm90_work.cuh"
 #include "ptx/acquire_release.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/elect.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -22,7 +23,7 @@ struct BackwardWideSm90DqWarpgroup {
   static constexpr BackwardWideSm90Layout kAt = backward_wide_sm90_layout(config);
   static constexpr int kTile = kBackwardWideTile;
   static constexpr int kChunks = config.dim_qk / 8;
-  static constexpr int kKeySteps = kTile / 16;
+  static constexpr int kKeySteps = config.cluster * kTile / 16;
   static constexpr int kKeptSteps = config.kept_ds_steps > 0 ? config.kept_ds_steps : 1;
   static constexpr bool kKeepsAll = config.kept_ds_steps == kKeySteps;
 
@@ -40,26 +41,33 @@ struct BackwardWideSm90DqWarpgroup {
     for (int step = 0; step < kKeptSteps; ++step) ldmatrix_x4_trans(kept[step], from + step * 16 * kAtomRowBytes);
   }
 
-  // Issues dq_columns columns of dQ from `first` on, of which the last may be padding. Keys are the rows of both operands,
-  // which are read transposed. adds: to `sums`.
-  template <int first>
+  // Issues dq_columns columns of dQ, of which the last may be padding. Keys are the rows of both operands, which are read
+  // transposed. k, other_k: these columns of K, of this CTA's keys and of the other's. adds: to `sums`.
   __forceinline__ void issue_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
-                                     const unsigned (&kept)[kKeptSteps][4], bool adds) {
+                                     const unsigned (&kept)[kKeptSteps][4], unsigned k, unsigned other_k, bool adds) {
     const MatrixDescriptor ds = matrix_descriptor<64>(ds_tile, 16);
-    const MatrixDescriptor k = matrix_descriptor<64>(shared + kAt.k + first * kTile * 2, kTile * kAtomRowBytes);
+    const MatrixDescriptor own = matrix_descriptor<64>(k, kTile * kAtomRowBytes);
+    const MatrixDescriptor other = matrix_descriptor<64>(other_k, kTile * kAtomRowBytes);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
+      constexpr int kOwnSteps = kTile / 16;
       const unsigned rows = step * 16 * kAtomRowBytes;
+      const auto keys = step < kOwnSteps ? own.at(rows) : other.at(rows - kTile * kAtomRowBytes);
       if (step < config.kept_ds_steps) {
         Wgmma<config.dq_columns>::template registers_shared<config.dtype, true>(
-            sums, kept[step < kKeptSteps ? step : 0], k.at(rows), adds || step > 0);
+            sums, kept[step < kKeptSteps ? step : 0], keys, adds || step > 0);
       } else {
-        Wgmma<config.dq_columns>::template shared_shared<config.dtype, true, true>(sums, ds.at(rows), k.at(rows),
+        Wgmma<config.dq_columns>::template shared_shared<config.dtype, true, true>(sums, ds.at(rows), keys,
                                                                                    adds || step > 0);
       }
     }
     wgmma_commit_group();
+  }
+  template <int first>
+  __forceinline__ void issue_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
+                                     const unsigned (&kept)[kKeptSteps][4], bool adds) {
+    issue_columns(sums, ds_tile, kept, shared + kAt.k + first * kTile * 2, 0, adds);
   }
 
   // to: this lane's first sum of this warp's 16 queries. release(): called when dS has been read.
@@ -76,6 +84,30 @@ struct BackwardWideSm90DqWarpgroup {
       add_to_sums(to + (first / 8 + n) * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), 0);
     }
     if constexpr (!kLast) add_columns<first + config.dq_columns>(sums, ds_tile, kept, to, release);
+  }
+
+  // The same with a cluster, for this CTA's columns.
+  template <class Release>
+  __forceinline__ void add_own_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
+                                       const unsigned (&kept)[kKeptSteps][4], float* to, int step,
+                                       const Release& release) {
+    constexpr int kAtom = kTile * kAtomRowBytes;
+    const int rank = static_cast<int>(blockIdx.x % config.cluster);
+    const DqAtoms atoms = own_dq_atoms(config, rank, step);
+#pragma unroll 1
+    for (int atom = atoms.first; atom < atoms.first + atoms.count; ++atom) {
+      issue_columns(sums, ds_tile, kept, shared + kAt.k + atom * kAtom,
+                    shared + kAt.other_k + (atom - first_dq_atom(config, rank)) * kAtom, false);
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(sums);
+      if (!kKeepsAll && atom + 1 == atoms.first + atoms.count) release();
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (kChunks % 8 == 0 || atom * 8 + n < kChunks) {
+          add_to_sums(to + (atom * 8 + n) * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), 0);
+        }
+      }
+    }
   }
 
   // The same for query tile `tile` of `head`, in turns: the first key tile stores its sums, and the last one starts from
@@ -141,7 +173,12 @@ struct BackwardWideSm90DqWarpgroup {
       mbarrier_wait_parity(shared + kAt.ds_full + pipe.index * kMbarrierBytes, pipe.parity);
       const unsigned tile = shared + kAt.ds + pipe.index * kAt.ds_stage;
       const auto release = [&] {
-        if (lane == 0) mbarrier_arrive(shared + kAt.ds_empty + pipe.index * kMbarrierBytes);
+        const unsigned empty = shared + kAt.ds_empty + pipe.index * kMbarrierBytes;
+        if constexpr (config.cluster > 1) {
+          if (lane < config.cluster) mbarrier_arrive_at(empty, lane);
+        } else {
+          if (lane == 0) mbarrier_arrive(empty);
+        }
       };
       unsigned kept[kKeptSteps][4];
       if constexpr (config.kept_ds_steps > 0) keep_ds(kept, tile, lane, warp);
@@ -155,6 +192,8 @@ struct BackwardWideSm90DqWarpgroup {
         take_turn<0>(sums, tile, kept, to, step, head, query_tile, work.turn_ends(p, query_tile), release);
         __syncwarp();
         if (elect_one()) TurnBarriers{shared + kAt.turns}.leave(step);
+      } else if constexpr (config.cluster > 1) {
+        add_own_columns(sums, tile, kept, to, step, release);
       } else {
         add_columns<0>(sums, tile, kept, to, release);
       }

@@ -32,6 +32,23 @@ struct BackwardWideSm90Producer {
       tma_load(destination + column * kTile * 2, map, full, column, origin.y + row, head, origin.z);
     }
   }
+  // The same of a step's Q (turn 0) or dO (turn 1). The CTAs of a cluster load every other atom for both.
+  template <int dim>
+  __forceinline__ void load_step(unsigned destination, const TensorMap& map, unsigned full, int row, int head,
+                                 const RowOrigin& origin, unsigned turn) {
+    if constexpr (config.cluster == 1) {
+      load<dim>(destination, map, full, row, head, origin);
+    } else {
+      mbarrier_arrive_expect_tx(full, kTile * padded_dim(dim, kWidestAtom) * 2);
+      constexpr unsigned short kAll = (1 << config.cluster) - 1;
+#pragma unroll
+      for (int column = 0; column < dim; column += kWidestAtom) {
+        if ((column / kWidestAtom + turn) % config.cluster == blockIdx.x % config.cluster) {
+          tma_load_multicast(destination + column * kTile * 2, map, full, kAll, column, origin.y + row, head, origin.z);
+        }
+      }
+    }
+  }
   template <int stages>
   __forceinline__ void acquire(int empty, const PipelineState<stages>& pipe) {
     mbarrier_wait_parity(shared + empty + pipe.index * kMbarrierBytes, pipe.parity ^ 1);
@@ -57,21 +74,34 @@ struct BackwardWideSm90Producer {
     PipelineState<config.q_stages> q_pipe;
     PipelineState<config.d_o_stages> d_o_pipe;
     load<config.dim_qk>(shared + kAt.k, p.k, shared + kAt.k_full, work.first_k, work.kv_head, k_origin);
+    if constexpr (config.cluster > 1) {
+      const int rank = static_cast<int>(blockIdx.x % config.cluster);
+      const int other = rank == 0 ? work.first_k + kTile : work.first_k - kTile;
+      const int column = first_dq_atom(config, rank) * kWidestAtom;
+      mbarrier_arrive_expect_tx(shared + kAt.k_full, kTile * 2 * kWidestAtom * 2);
+#pragma unroll
+      for (int atom = 0; atom < 2; ++atom) {
+        tma_load(shared + kAt.other_k + atom * (kTile * kAtomRowBytes), p.k, shared + kAt.k_full,
+                 column + atom * kWidestAtom, k_origin.y + other, work.kv_head, k_origin.z);
+      }
+    }
     const auto load_v = [&] {
       load<config.dim_v>(shared + kAt.v, p.v, shared + kAt.v_full, work.first_k, work.kv_head, k_origin);
     };
-    if constexpr (config.score_mod) load_v();  // with the slopes, there are no registers to do it later
+    // With slopes or a cluster, there are no registers to do it later.
+    constexpr bool kVFirst = config.score_mod || config.cluster > 1;
+    if constexpr (kVFirst) load_v();
 #pragma unroll 1
     for (int step = 0; step < work.steps; ++step) {
       acquire(kAt.q_empty, q_pipe);
       store_slope(q_pipe.index, head);
-      load<config.dim_qk>(shared + kAt.q + q_pipe.index * kAt.q_stage, p.q,
-                          shared + kAt.q_full + q_pipe.index * kMbarrierBytes, row, head, q_origin);
+      load_step<config.dim_qk>(shared + kAt.q + q_pipe.index * kAt.q_stage, p.q,
+                               shared + kAt.q_full + q_pipe.index * kMbarrierBytes, row, head, q_origin, 0);
       q_pipe.advance();
-      if (!config.score_mod && step == 0) load_v();
+      if (!kVFirst && step == 0) load_v();
       acquire(kAt.d_o_empty, d_o_pipe);
-      load<config.dim_v>(shared + kAt.d_o + d_o_pipe.index * kAt.d_o_stage, p.d_o,
-                         shared + kAt.d_o_full + d_o_pipe.index * kMbarrierBytes, row, head, q_origin);
+      load_step<config.dim_v>(shared + kAt.d_o + d_o_pipe.index * kAt.d_o_stage, p.d_o,
+                              shared + kAt.d_o_full + d_o_pipe.index * kMbarrierBytes, row, head, q_origin, 1);
       d_o_pipe.advance();
       row += kTile;
       if (--tiles_left == 0) {  // continue with the next head

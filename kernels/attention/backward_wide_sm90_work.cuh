@@ -14,23 +14,27 @@ struct BackwardWideSm90Work {
   int batch, kv_head;
   int part;  // of the group
   int first_k;
+  int first_cluster_k;  // of the cluster's keys
   int len_q, len_k;
   int position_offset;  // query i is at position i + position_offset
-  QueryTiles tiles;     // the same for each head
+  QueryTiles tiles;     // the same for each head, and for each CTA of a cluster
   int steps;
 
   __forceinline__ BackwardWideSm90Work(const AttentionBackwardWideSm90Params& p, unsigned cta) {
-    const WorkItem item = work_item(cta, p.k_tiles, p.columns, p.by_heads, p.together);
+    const WorkItem item = work_item(cta / config.cluster, p.k_tiles, p.columns, p.by_heads, p.together);
     batch = static_cast<int>(item.batch);
     kv_head = static_cast<int>(config.splits_group ? p.by_parts.quotient(item.head) : item.head);
     part = config.splits_group ? static_cast<int>(item.head) - kv_head * static_cast<int>(p.by_parts.by) : 0;
-    first_k = static_cast<int>(in_reverse(p) ? p.k_tiles - 1 - item.tile : item.tile) * kBackwardWideTile;
+    constexpr int kClusterKeys = config.cluster * kBackwardWideTile;
+    first_cluster_k = static_cast<int>(in_reverse(p) ? p.k_tiles - 1 - item.tile : item.tile) * kClusterKeys;
+    first_k = first_cluster_k + static_cast<int>(cta % config.cluster) * kBackwardWideTile;
     len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
     len_k = length_of(p.cu_seqlens_k, item.batch, p.seq_k);
     position_offset = p.band.position_offset(len_q, len_k);
-    const int last_k = min(first_k + kBackwardWideTile, len_k) - 1;
-    tiles = first_k < len_k ? query_tiles(p.band, position_offset, first_k, last_k, len_q, kBackwardWideTile)
-                            : QueryTiles{0, 0};
+    const int last_k = min(first_cluster_k + kClusterKeys, len_k) - 1;
+    tiles = first_cluster_k < len_k
+                ? query_tiles(p.band, position_offset, first_cluster_k, last_k, len_q, kBackwardWideTile)
+                : QueryTiles{0, 0};
     steps = tiles.count * heads(p);
   }
 

@@ -41,37 +41,57 @@ struct DecodeLoads : DecodeCta<config> {
   __forceinline__ void produce(DecodeWalk walk) const {
 #if __CUDA_ARCH__ >= 900
     PipelineState<config.stages> pipe;
+    BoxPages pages;
     bool starts = true;
-    // A tile's page numbers are loaded before its stage is free: L1, of which the stages leave little, may have lost them.
-    int page = page_of_box(walk);
 #pragma unroll 1
     while (!walk.done()) {
+      const int page = page_of_box(walk, pages);
       mbarrier_wait_parity(empty_barrier(pipe.index), pipe.parity ^ 1);
       load_boxes(walk, pipe.index, page);
       if (starts) load_queries<32>(walk, pipe.index, lane);
       cp_async_mbarrier_arrive(full_barrier(pipe.index));
-      if constexpr (config.paged) prefetch_pages(p, walk, lane == 0);
       starts = walk.ends_segment();
       pipe.advance();
       walk.next();
-      page = page_of_box(walk);
     }
 #endif
   }
 
+  // The pages of 32 boxes of a sequence, one in each lane, and of the 32 after them. A page number that is loaded when its
+  // tile's turn comes takes longer than the tile: it waits behind all loads in flight, and the stages leave L1 no room.
+  struct BoxPages {
+    int batch = -1;
+    int first = 0;  // box of lane 0
+    int now = 0, next = 0;
+  };
+
   __forceinline__ int boxes_of(const DecodeWalk& walk) const {
     constexpr int kBoxes = config.block_k / config.box_rows;
+    static_assert(kBoxes <= 32);
     return min(kBoxes, (walk.sequence.old_length - walk.first_key() + config.box_rows - 1) / config.box_rows);
   }
 
   // The page, or the row of a contiguous cache, of this lane's box. A page that does not exist is read as the last one.
-  __forceinline__ int page_of_box(const DecodeWalk& walk) const {
-    if (walk.done() || lane >= boxes_of(walk)) return 0;
+  __forceinline__ int page_of_box(const DecodeWalk& walk, BoxPages& pages) const {
+    const int box = config.paged ? walk.first_key() / config.box_rows : 0;
+    const int first = box / 32 * 32;
+    if (pages.batch != walk.batch || pages.first != first) {
+      const bool follows = pages.batch == walk.batch && pages.first + 32 == first;
+      pages.now = follows ? pages.next : page_number(walk, first + lane);
+      if constexpr (config.paged) pages.next = page_number(walk, first + 32 + lane);
+      pages.batch = walk.batch;
+      pages.first = first;
+    }
+    if constexpr (!config.paged) return pages.now;
+    const auto page = static_cast<unsigned>(__shfl_sync(0xffffffffu, pages.now, box - first + lane));
+    return static_cast<int>(min(page, p.schedule.num_pages - 1u));
+  }
+
+  __forceinline__ int page_number(const DecodeWalk& walk, int box) const {
     const DecodeSchedule& s = p.schedule;
     if constexpr (!config.paged) return s.cache_batch_idx ? s.cache_batch_idx[walk.batch] : walk.batch;
-    const int key = walk.first_key() + lane * config.box_rows;
-    const int entry = s.page_table[walk.batch * s.page_table_stride + page_of(s, key)];
-    return static_cast<int>(min(static_cast<unsigned>(entry), s.num_pages - 1u));
+    const int key = box * config.box_rows;
+    return key < walk.sequence.old_length ? s.page_table[walk.batch * s.page_table_stride + page_of(s, key)] : 0;
   }
 
   // Keys outside of the sequence may arrive as well: mask_scores() and clear_values() remove them.

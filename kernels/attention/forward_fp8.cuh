@@ -193,6 +193,17 @@ struct AttentionForwardFp8 {
     }
   }
 
+  // The tensor cores truncate sums, which makes long ones smaller: they add to O themselves only where registers are short.
+  static __forceinline__ void add_products(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    if constexpr (config.dim_v > 128) {
+      mma_e4m3_k32(sums, a, b[0], b[1]);
+    } else {
+      float products[4] = {};
+      mma_e4m3_k32(products, a, b[0], b[1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] += products[i];
+    }
+  }
   __forceinline__ void multiply_probabilities_with_values() {
     constexpr unsigned kEven = 0x6420, kOdd = 0x7531;
     const int lane = recomputed(this->lane);
@@ -215,8 +226,8 @@ struct AttentionForwardFp8 {
         const unsigned odd[2] = {__byte_perm(v[0], v[1], kOdd), __byte_perm(v[2], v[3], kOdd)};
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          mma_e4m3_k32(output[m][c][0], a[m], even[0], even[1]);
-          mma_e4m3_k32(output[m][c][1], a[m], odd[0], odd[1]);
+          add_products(output[m][c][0], a[m], even);
+          add_products(output[m][c][1], a[m], odd);
         }
       }
     }

@@ -12,8 +12,8 @@
 //   is computed, while the product with the previous tile of V runs.
 // - Scales of Q and K go into the factor of the exponent, V's into O: O is in units of the scale of the last key tile,
 //   and is rescaled if the next tile's is another.
-// - promotes: the tensor cores keep about 14 bits of a sum, so each tile's product with V starts from 0 and is added to
-//   O in fp32.
+// - promoted_tiles: the tensor cores keep about 14 bits of a sum and truncate it, so that long ones become too small. O is
+//   added to fp32 sums in shared memory every few key tiles.
 #pragma once
 
 #include "attention/forward_fp8_sm90_config.h"

@@ -24,7 +24,7 @@ struct AttentionForwardFp8Sm90Config {
   bool v_blocks;           // V has one for each block of keys, which block_k divides
   bool tile_scales;        // K and V have a scale for each key tile, powers of two; not with k_blocks and v_blocks
   bool rounds_q;           // Q is of dtype: each warp rounds its 16 rows, with a scale of their own
-  bool promotes;           // the product with each tile of V is added to O in fp32
+  int promoted_tiles;      // key tiles after which O's sums are added to those in shared memory; 0: never
 
   // Fields of the 16-bit forward's Config, which shares its code.
   // NOLINTBEGIN(readability-identifier-naming)
@@ -51,7 +51,7 @@ constexpr void visit_fields(const AttentionForwardFp8Sm90Config& config, Visitor
   visit("v_blocks", config.v_blocks);
   visit("tile_scales", config.tile_scales);
   visit("rounds_q", config.rounds_q);
-  visit("promotes", config.promotes);
+  visit("promoted_tiles", config.promoted_tiles);
 }
 
 constexpr int block_q_of(const AttentionForwardFp8Sm90Config& config) { return config.consumers * kConsumerRows; }
@@ -65,7 +65,9 @@ constexpr int kFp8MinAtom = AttentionForwardFp8Sm90Config::min_atom;
 
 // V is [stages][dim_v, block_k].
 struct ForwardFp8Sm90Layout : ForwardSm90Layout {
-  int q_rounded;  // rounds_q: [block_q, dim_qk]
+  int q_rounded;     // rounds_q: [block_q, dim_qk]
+  int sums;          // promoted_tiles: fp32 [consumers][dim_v / 8][threads of a consumer][4]
+  int sums_factors;  // promoted_tiles: fp32 [threads of all consumers][2]
 };
 
 constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8Sm90Config& config) {
@@ -77,7 +79,9 @@ constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8
   at.k = config.q_stages * at.q_stage;
   at.v = at.k + config.stages * at.k_stage;
   at.q_rounded = at.v + config.stages * at.v_stage;
-  at.q_full = at.q_rounded + (config.rounds_q ? q_bytes : 0);
+  at.sums = at.q_rounded + (config.rounds_q ? q_bytes : 0);
+  at.sums_factors = at.sums + (config.promoted_tiles > 0 ? block_q_of(config) * config.dim_v * 4 : 0);
+  at.q_full = at.sums_factors + (config.promoted_tiles > 0 ? config.consumers * kWarpgroup * 8 : 0);
   at.q_empty = at.q_full + 8 * config.q_stages;
   at.k_full = at.q_empty + 8 * config.q_stages;
   at.k_empty = at.k_full + 8 * config.stages;

@@ -23,8 +23,9 @@ struct ForwardFp8Sm90Math {
   static constexpr int kQkSteps = (config.dim_qk + 31) / 32;
   static constexpr int kPvSteps = config.block_k / 32;
   static constexpr int kFactors = config.k_blocks ? config.block_k / kScaleKeys : 1;
-  static constexpr bool kPromotes = config.promotes, kRoundsQ = config.rounds_q;
-  static constexpr int kRoundBarrier = 4;  // named barrier of consumer 0, behind those of ping-pong
+  static constexpr bool kPromotes = false, kRoundsQ = config.rounds_q;
+  static constexpr unsigned kNeverStored = 0xffffffffu;  // a NaN of no computation
+  static constexpr int kRoundBarrier = 4;                // named barrier of consumer 0, behind those of ping-pong
 
   ForwardSm90Rows<config, AttentionForwardFp8Sm90Params> rows;
 
@@ -35,14 +36,14 @@ struct ForwardFp8Sm90Math {
   float v_unit = 1;       // of O: V's scale
   float stored_unit = 1;  // of the O that is not stored yet
 
-  float scores[kKeyTiles * 4];                     // [tile of 8 keys][value of a lane]
-  unsigned weights[kPvSteps][4];                   // P as wgmma's A operand
-  float output[kValueTiles * 4];                   // [tile of 8 columns][value of a lane]
-  float partial[kPromotes ? kValueTiles * 4 : 4];  // the product with the last tile of V
+  float scores[kKeyTiles * 4];    // [tile of 8 keys][value of a lane]
+  unsigned weights[kPvSteps][4];  // P as wgmma's A operand
+  float output[kValueTiles * 4];  // [tile of 8 columns][value of a lane]
   Fp8Softmax<kKeyTiles, kFactors, config.tile_scales> softmax = {};
   float rescale[2];         // factors for O if its rows' references were raised
   float k_scale[kFactors];  // of the key tile whose scores are in flight
   float v_scale = 1;
+  bool promotes = false;  // O, before the product with this key tile
 
   __forceinline__ void start(const ForwardSm90WorkTileInfo& info, bool sees_keys) {
     const auto& p = rows.p;
@@ -113,8 +114,55 @@ struct ForwardFp8Sm90Math {
   __forceinline__ void reset() {
     if constexpr (config.v_blocks || config.tile_scales) v_unit = v_scale;
     softmax.reset();
+    if constexpr (config.promoted_tiles > 0) set_sums_factor(0, 0);
+    clear_output();
+  }
+  __forceinline__ void clear_output() {
 #pragma unroll
     for (int i = 0; i < kValueTiles * 4; ++i) output[i] = 0;
+  }
+
+  // promoted_tiles: the tensor cores truncate every sum, which makes a long one smaller. So what they have summed up is
+  // added to sums in shared memory from time to time, each thread its own, and they start from 0 again.
+  static constexpr int kSumsPitch = kWarpgroup * 16;
+  __forceinline__ unsigned sums() const {
+    extern __shared__ __align__(kTileAlignment) unsigned char memory[];
+    return shared_address(memory) + layout_of(config).sums + rows.consumer * (kConsumerRows * config.dim_v * 4) +
+           (rows.warp * 32 + rows.lane) * 16;
+  }
+  // What the sums are to be multiplied by, for each of the thread's two rows; 0 if there are none.
+  __forceinline__ unsigned sums_factor() const {
+    extern __shared__ __align__(kTileAlignment) unsigned char memory[];
+    return shared_address(memory) + layout_of(config).sums_factors + (threadIdx.x - kWarpgroup) * 8;
+  }
+  __forceinline__ void set_sums_factor(float first, float second) const {
+    store_shared_floats(sums_factor(), first, second);
+  }
+  __forceinline__ void add_sums() {
+    float factor[2];
+    load_shared_floats(factor, sums_factor());
+    if (factor[0] == 0 && factor[1] == 0) return;
+    unsigned from = sums();
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      float sum[4];
+      load_shared_floats(sum, from + n * kSumsPitch);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) output[n * 4 + i] += sum[i] * factor[i / 2];
+      // A few at a time: the next address is known when these are there, so that their registers are free again.
+      if (n % 4 == 3) from += bits_from_float(sum[0]) == kNeverStored ? 1 : 0;
+    }
+  }
+  __forceinline__ void promote() {
+    add_sums();
+    const unsigned to = sums();
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      const float* const o = output + n * 4;
+      store_shared_floats(to + n * kSumsPitch, o[0], o[1], o[2], o[3]);
+    }
+    clear_output();
+    set_sums_factor(1, 1);
   }
 
   // tile_scales: O is in units of the largest scale so far, and the probabilities of a tile with a smaller one are multiplied
@@ -132,6 +180,9 @@ struct ForwardFp8Sm90Math {
 
   // Exact if V's scales are powers of two.
   __forceinline__ void rescale_output(bool grown) {
+    if constexpr (config.promoted_tiles > 0) {
+      if (promotes) promote();
+    }
     if (config.v_blocks ? v_scale != v_unit : config.tile_scales && v_scale > v_unit) {
       const float ratio = v_unit / v_scale;
 #pragma unroll
@@ -142,16 +193,13 @@ struct ForwardFp8Sm90Math {
     if (!grown) return;
 #pragma unroll
     for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= rescale[i / 2 % 2];
-  }
-  __forceinline__ void finish_output() {
-    if constexpr (kPromotes) {
-      wgmma_fence_operand(partial);
-#pragma unroll
-      for (int i = 0; i < kValueTiles * 4; ++i) output[i] += partial[i];
-    } else {
-      wgmma_fence_operand(output);
+    if constexpr (config.promoted_tiles > 0) {
+      float factor[2];
+      load_shared_floats(factor, sums_factor());
+      set_sums_factor(factor[0] * rescale[0], factor[1] * rescale[1]);
     }
   }
+  __forceinline__ void finish_output() { wgmma_fence_operand(output); }
 
   template <class Issue>
   static __forceinline__ void with_descriptors(const SwizzleAtom& atom, unsigned a, unsigned b, const Issue& issue) {
@@ -187,11 +235,7 @@ struct ForwardFp8Sm90Math {
       const unsigned within = (step * 16 - atom.column) * 2;
       const unsigned from = v_tile + atom_offset(atom, config.dim_v);
       with_descriptors(atom, from, from, [&](const MatrixDescriptor& v, const MatrixDescriptor&) {
-        if constexpr (kPromotes) {
-          WgmmaE4m3<config.dim_v>::registers_shared(partial, weights[step], v.at(within), step > 0);
-        } else {
-          WgmmaE4m3<config.dim_v>::registers_shared(output, weights[step], v.at(within), true);
-        }
+        WgmmaE4m3<config.dim_v>::registers_shared(output, weights[step], v.at(within), true);
       });
     }
   }
@@ -200,6 +244,7 @@ struct ForwardFp8Sm90Math {
   template <class Recompute>
   __forceinline__ bool softmax_of(int tile, const KeyRange& keys, const Recompute& recompute) {
     const int first_k = tile * config.block_k;
+    if constexpr (config.promoted_tiles > 0) promotes = tile % config.promoted_tiles == config.promoted_tiles - 1;
     const bool masked = keys.is_masked(first_k, config.block_k);
     float factor[kFactors];
 #pragma unroll
@@ -258,7 +303,8 @@ struct ForwardFp8Sm90Math {
   }
 
   // Divides by the row sums and writes O and LSE.
-  __forceinline__ void store(const ForwardSm90WorkTileInfo& info) const {
+  __forceinline__ void store(const ForwardSm90WorkTileInfo& info) {
+    if constexpr (config.promoted_tiles > 0) add_sums();
     rows.store(
         info, output, stored_unit, [&](int half) { return softmax.total(half); },
         [&](float sum, int half) { return softmax.log_sum_exp(sum, half); });

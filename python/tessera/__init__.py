@@ -10,7 +10,7 @@ tessera.linear is a linear layer with its activation and residual in one kernel,
 tessera.grouped_linear and tessera.grouped_gemm are one for each of several groups of rows, such as those of experts. tessera.mlp is
 two linear layers with an activation or a gated pair between them, tessera.moe a mixture of such experts with its router.
 tessera.rms_norm and tessera.layer_norm add a residual on the way, tessera.rotary turns queries and keys, and tessera.gmm_nll
-is the likelihood of Gaussian mixtures. tessera.linear_cross_entropy is the loss of a language model's head, whose logits are never
+is the likelihood of Gaussian mixtures, tessera.mlp_gmm_nll that of the mixtures that MLPs give. tessera.linear_cross_entropy is the loss of a language model's head, whose logits are never
 all in memory.
 Every call that fails raises tessera.Error with a message that says why.
 """
@@ -20,7 +20,7 @@ from tessera._attention import attention, decode, explain
 from tessera._cross_entropy import linear_cross_entropy
 from tessera._fp8 import quantize_fp8
 from tessera._gemm import gemm, grouped_gemm, grouped_linear, grouped_mlp, linear
-from tessera._loss import gmm_nll
+from tessera._loss import gmm_nll, mlp_gmm_nll
 from tessera._mlp import mlp
 from tessera._moe import moe
 from tessera._norm import layer_norm, rms_norm, rotary
@@ -42,6 +42,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "mlp",
+    "mlp_gmm_nll",
     "moe",
     "quantize_fp8",
     "rms_norm",

@@ -14,6 +14,7 @@ _PRECISIONS = {
     "fp8": _ops.FP8,
     "fp8_rotated": _ops.FP8 | _ops.FP8_ROTATE,
     "fp8_residual": _ops.FP8 | _ops.FP8_RESIDUAL,
+    "fp8_fast": _ops.FP8 | _ops.FP8_FAST,
 }
 _ALIGNMENTS = {None: _ops.UNSPECIFIED, "top_left": _ops.TOP_LEFT, "bottom_right": _ops.BOTTOM_RIGHT}
 
@@ -57,28 +58,15 @@ def _direct_apply():
 _apply = _direct_apply()
 
 
-class _Functional(_Attention):
-    """The same for torch.func's transforms, which require setup_context. It is slower, so only they use it."""
-
-    @staticmethod
-    def forward(q, k, v, rest):
-        return _native.forward(q, k, v, *rest)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, ctx.options, ctx.heads_first, _) = inputs
-        ctx.save_for_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *output)
-        ctx.set_materialize_grads(False)
-
-    vmap = staticmethod(_ops.refuse_vmap)
-
-
-def _under_autocast(q, k, v):
-    device = q.device.type
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v))
+def _float(name, value):
+    """value, which must not become 0 in fp32 unless it is 0: that means something else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise Error(f"{name} is {value!r}; a number is accepted") from None
+    if number != 0 and abs(number) < 1e-45:
+        raise Error(f"{name} is {value!r}, which is 0 in fp32")
+    return number
 
 
 def _options(
@@ -116,7 +104,7 @@ def _options(
         try:
             flags |= _PRECISIONS[precision]
         except (KeyError, TypeError):
-            raise Error(f"precision is {precision!r}; 'fp8', 'fp8_rotated', 'fp8_residual' and None are accepted") from None
+            raise Error(f"precision is {precision!r}; 'fp8', 'fp8_rotated', 'fp8_residual', 'fp8_fast' and None are accepted") from None
     left = right = -1
     if window is not None:
         try:
@@ -127,22 +115,27 @@ def _options(
         scale = 0.0
     elif scale == 0:
         raise Error("scale is 0; a number that is not 0 is accepted, None for 1 / sqrt(head dim)")
-    lengths = (max_seqlen_q or 0, max_seqlen_k or 0)
-    return float(scale), float(softcap or 0.0), flags, align, left, right, *lengths, attention_chunk or 0
+    numbers = (_float("scale", scale), _float("softcap", 0.0 if softcap is None else softcap))
+    lengths = (0 if length is None else length for length in (max_seqlen_q, max_seqlen_k, attention_chunk))
+    return *numbers, flags, align, left, right, *lengths
 
 
 _cache = {}  # arguments -> _options(*arguments): a lookup costs a tenth of computing them
 
 
+def _kept(cache, given, options):
+    if len(cache) >= 1024:
+        cache.clear()
+    cache[given] = options
+    return options
+
+
 def _cached_options(given):
     try:
-        return _cache[given]
-    except KeyError:
-        if len(_cache) >= 1024:
-            _cache.clear()
-        return _cache.setdefault(given, _options(*given))
+        known = _cache.get(given)
     except TypeError:  # a list is not hashable
         return _options(*given)
+    return known or _kept(_cache, given, _options(*given))
 
 
 def _first_served(precisions, call):
@@ -198,8 +191,8 @@ def attention(
                       rows, and the forward runs on these; gradients are computed in q's type, on values rounded with
                       a scale for each head, which differ below 2^-14 of its largest one. "fp8_rotated":
                       q and k are multiplied by a random-sign Hadamard matrix before they are rounded. "fp8_residual":
-                      what rounding takes from the 8 largest key channels of a head is kept; no gradient. A tuple:
-                      the first that is served, with a warning if that is not the first
+                      what rounding takes from the 8 largest key channels of a head is kept; no gradient. "fp8_fast":
+                      sums of more than 1,024 keys are truncated. A tuple: the first that is served, with a warning if that is not the first
 
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the full contract.
     """
@@ -226,22 +219,20 @@ def attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
-    q, k, v = _under_autocast(q, k, v)
+    q, k, v = _ops.under_autocast(q, k, v)
     options = _options(*given)
     if precision is not None:
         if precision == "fp8_residual" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
             raise Error("fp8_residual has no gradient; precision='fp8' and 'fp8_rotated' have, or use torch.no_grad()")
+        if not is_compiling() and _ops.is_transforming():
+            raise Error(f"precision is {precision!r}, which torch.func's transforms do not support", "unsupported")
         out, lse = Fp8Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options)
         return (out, lse) if return_lse else out
     if mode == _GRADIENTS + _AUTOCAST:
         return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse))
     if mode == _PLAIN + _AUTOCAST:
         return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, False, return_lse)
-    if not is_compiling() and _ops.is_transforming():
-        _ops.refuse_tangents((alibi,))  # autograd does not see inside the tuple
-        out, lse = _Functional.apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, options, False, True))
-    else:
-        out, lse = torch.ops.tessera.attention(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options)
+    out, lse = _ops.attention(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options)
     return (out, lse) if return_lse else out
 
 
@@ -265,6 +256,8 @@ def _decode_options(
     for name, value in (("rotary_interleaved", rotary_interleaved), ("batch_invariant", batch_invariant)):
         if isinstance(value, torch.Tensor):
             raise Error(f"{name} is a torch.Tensor; a bool is expected")
+    if isinstance(causal, str) and causal != "bottom_right":
+        raise Error(f"causal is {causal!r}; True, False and 'bottom_right' are accepted: queries stand at each sequence's end")
     scale, softcap, flags, *rest = _options(
         causal if isinstance(causal, torch.Tensor) else bool(causal), "bottom_right", window, softcap, scale, False,
         max_seqlen_q, 0, attention_chunk,
@@ -278,13 +271,10 @@ _decode_cache = {}
 
 def _cached_decode_options(*given):
     try:
-        return _decode_cache[given]
-    except KeyError:
-        if len(_decode_cache) >= 1024:
-            _decode_cache.clear()
-        return _decode_cache.setdefault(given, _decode_options(*given))
+        known = _decode_cache.get(given)
     except TypeError:  # a list is not hashable
         return _decode_options(*given)
+    return known or _kept(_decode_cache, given, _decode_options(*given))
 
 
 def _cache_and_scale(name, cache, scale):
@@ -293,7 +283,11 @@ def _cache_and_scale(name, cache, scale):
         cache = cache.view(torch.uint8)
     elif getattr(cache, "dtype", None) == torch.uint8:
         raise Error(f"{name}_cache is uint8; float8_e4m3fn is accepted, as {name}_cache.view(torch.float8_e4m3fn)")
-    return cache, scale.unsqueeze(-1) if isinstance(scale, torch.Tensor) and scale.dim() == 2 else scale
+    if isinstance(scale, torch.Tensor):
+        if scale.dim() != 2:
+            raise Error(f"{name}_scale has {scale.dim()} dims; 2 are accepted, [B or 1, Hkv or 1]")
+        scale = scale.unsqueeze(-1)
+    return cache, scale
 
 
 def decode(
@@ -362,11 +356,11 @@ def decode(
     appended = (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)
     if not is_dynamo_compiling() and _native.mode(q, k_cache, v_cache) & ~_AUTOCAST == _PLAIN:
         if k_new is not None:
-            _ops.refuse_append_gradient((k_new, v_new))
+            _ops.refuse_append_gradient((k_new, v_new, rotary_cos, rotary_sin))
         return _native.decode(*head, *appended, _cached_decode_options(*given), return_lse)
     options = _decode_options(*given)  # a graph that reads the cache of options would depend on its contents
     if all(each is None for each in appended):
-        out, lse = torch.ops.tessera.decode(*head, *options)
+        out, lse = _ops.decode(*head, *options)
     else:
         _ops.refuse_append_gradient(head + appended)
         if not is_compiling():
@@ -425,8 +419,10 @@ def explain(
     dims that no kernel serves: those of the copies that tessera.flash_attn would make.
     """
     for name, value, accepted in (("op", op, _OPS), ("format", format, _FORMATS)):
-        if value not in accepted:
+        if not isinstance(value, str) or value not in accepted:
             raise Error(f"{name} is {value!r}; {', '.join(map(repr, accepted))} are accepted")
+    if arch is not None and not isinstance(arch, str):
+        raise Error(f"arch is {arch!r}; a name such as 'sm_90a' or 'cpu' is accepted")
     if op == "decode":
         k, k_scale = _cache_and_scale("k", k, k_scale)
         v, v_scale = _cache_and_scale("v", v, v_scale)

@@ -7,7 +7,8 @@ from tessera._error import Error
 from tessera._gemm import _rows
 from tessera._loss import REDUCTIONS
 from tessera._ops import GRADIENTS, PLAIN, _TAGS, _private
-from tessera._ops import eager_mode, lib, refuse_forward_mode, refuse_tangents, refuse_vmap
+from tessera._ops import final, lib, prepared, refuse_forward_mode, refuse_tangents, refuse_vmap, register_autograd
+from tessera._ops import register_fake
 
 # Targets are int32; what is outside of 0 to V - 1 is ignored. dhidden and dweight are the gradients of out, or empty.
 lib.define(
@@ -103,7 +104,7 @@ for _name, _function, _shapes in (
     for _device in ("CPU", "CUDA"):
         lib.impl(_name, _function, _device)
     lib.impl(_name, refuse_vmap, "FuncTorchBatched")
-    torch.library.register_fake(f"tessera::{_name}", _shapes, lib=lib)
+    register_fake(_name, _shapes)
 
 
 def _setup_context(ctx, inputs, output):
@@ -120,21 +121,20 @@ def _gradients(ctx, dout, *_):
     hidden, weight, target, *made = ctx.saved_tensors
     needed = ctx.needs_input_grad[:2]
     if ctx.reduction == REDUCTIONS["none"]:
-        made = torch.ops.tessera.linear_cross_entropy_backward(dout, hidden, weight, target, *needed)
+        made = _backward_op(dout, hidden, weight, target, *needed)
         return *(one if wanted else None for one, wanted in zip(made, needed)), *nothing
     if any(wanted and not was for wanted, was in zip(needed, ctx.made)):
         raise Error("tessera::linear_cross_entropy was called without the gradients that are needed now")
-    return *(_scaled(one, dout.reshape(())) if wanted else None for one, wanted in zip(made, needed)), *nothing
+    scaled = (final(_scaled(one, dout.reshape(())), hidden, weight) if wanted else None for one, wanted in zip(made, needed))
+    return *scaled, *nothing
 
 
 def _refuse_gradient(ctx, *_):
     raise Error("tessera.linear_cross_entropy has no second gradient", "unsupported")
 
 
-torch.library.register_autograd(
-    "tessera::linear_cross_entropy", _gradients, setup_context=_setup_context, lib=lib
-)
-torch.library.register_autograd("tessera::linear_cross_entropy_backward", _refuse_gradient, lib=lib)
+_forward_op = register_autograd("linear_cross_entropy", _gradients, _setup_context)
+_backward_op = register_autograd("linear_cross_entropy_backward", _refuse_gradient)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -189,6 +189,9 @@ def linear_cross_entropy(hidden, weight, target, *, ignore_index=-100, reduction
     """
     if reduction not in REDUCTIONS:
         raise Error(f"reduction is {reduction!r}; {', '.join(REDUCTIONS)} are accepted")
+    mode, (hidden, weight, _) = prepared(hidden=hidden, weight=weight, target=target)
+    if weight is None or target is None:
+        raise Error("weight or target is None; tensors are expected")
     if hidden.dim() < 1 or target.shape != hidden.shape[:-1]:
         raise Error(f"hidden has shape {list(hidden.shape)} and target {list(target.shape)}; [..., C] and [...] are accepted")
     if target.is_floating_point() or target.dtype == torch.bool:
@@ -196,14 +199,13 @@ def linear_cross_entropy(hidden, weight, target, *, ignore_index=-100, reduction
     rows = hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1])
     labels = _labels(target.reshape(-1), weight.shape[0], ignore_index)
     number = REDUCTIONS[reduction]
-    mode = eager_mode(rows, weight, labels)
     if mode == GRADIENTS:
         out = _LinearCrossEntropy.apply(rows, weight, labels, number)
     elif mode == PLAIN:
         out = _run(rows, weight, labels, number, False, False)[0]
     else:
         trains = torch.is_grad_enabled() and reduction != "none"
-        out, *_ = torch.ops.tessera.linear_cross_entropy(
+        out, *_ = _forward_op(
             rows, weight, labels, number, trains and hidden.requires_grad, trains and weight.requires_grad
         )
     return out.reshape(target.shape if reduction == "none" else ())

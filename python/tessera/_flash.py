@@ -1,6 +1,9 @@
 """What tessera.flash_attn and tessera.flash_attn_interface share."""
 
+from numbers import Integral
+
 import torch
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from tessera._attention import attention, decode
@@ -36,7 +39,7 @@ def _window(window_size):
 
 
 def _softcap(softcap):
-    return float(softcap) if softcap > 0 else 0.0
+    return float(softcap) if softcap is not None and softcap > 0 else 0.0
 
 
 def _is_odd(q, v):
@@ -81,7 +84,10 @@ def with_kvcache(
     attention_chunk=0, cu_seqlens_q=None, max_seqlen_q=None, k_scale=None, v_scale=None,
 ):  # fmt: skip
     """Attention against a KV cache, to which k and v are appended first: out, or (out, lse)."""
-    if is_e4m3 := getattr(k_cache, "dtype", None) == torch.float8_e4m3fn:
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if not isinstance(tensor, torch.Tensor):
+            raise Error(f"{name} is a {type(tensor).__name__}; a torch.Tensor is expected")
+    if is_e4m3 := k_cache.dtype == torch.float8_e4m3fn:
         k_scale, v_scale = (torch.ones(1, 1, dtype=torch.float32, device=q.device) if s is None else s for s in (k_scale, v_scale))
     if (k is None) != (v is None):
         raise Error("one of k and v is given; both or neither are accepted")
@@ -94,6 +100,8 @@ def with_kvcache(
     masks = dict(window=_window(window_size), softcap=_softcap(softcap), alibi=alibi_slopes, scale=softmax_scale)
     masks["attention_chunk"] = attention_chunk
     known = None
+    if isinstance(cache_seqlens, Integral):  # NumPy's, too
+        cache_seqlens = int(cache_seqlens)
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         room = k_cache.size(1) if page_table is None else k_cache.size(1) * page_table.size(1)
         known = room if cache_seqlens is None else cache_seqlens
@@ -193,11 +201,14 @@ def from_pages(pages, page_table, sequence, position):
 
 class PackedQueries:
     """Queries [total, H, D] for a cache: as they are or, a few per sequence and all of one number, as a batch, which has
-    a kernel of its own. lengths: what with_kvcache takes with q; packed(): its results as [total, H, D] and [H, total]."""
+    a kernel of its own. On a GPU only the device knows the lengths: total must be their sum there.
+    lengths: what with_kvcache takes with q; packed(): its results as [total, H, D] and [H, total]."""
 
     def __init__(self, q, cu_seqlens, longest, batched=False):
         batch = cu_seqlens.shape[0] - 1
         self.batched = q.shape[0] == batch * longest and (batched or longest <= MOST_DECODE_ROWS)
+        if self.batched and cu_seqlens.is_cpu and not is_compiling():  # rows of q may belong to no sequence
+            self.batched = bool((cu_seqlens.diff() == longest).all())
         self.q = q.unflatten(0, (batch, longest)) if self.batched else q
         self.lengths = {} if self.batched else dict(cu_seqlens_q=cu_seqlens, max_seqlen_q=longest)
 

@@ -16,6 +16,7 @@ def quantize_fp8(x, *, block=_BLOCK, cu_seqlens=None, max_seqlen=None, rotate=Fa
     [B, H, 1] with block="head", [1, 1, 1] with block="tensor". rotate: rows are multiplied by a random-sign Hadamard
     matrix first, as precision="fp8_rotated" does with q and k. Not differentiable.
     """
+    _ops.expect_tensors(x=x, cu_seqlens=cu_seqlens)
     x = x.detach()
     if block not in (64, 128, "head", "tensor"):
         raise Error(f"block is {block!r}; 64, 128, 'head' and 'tensor' are accepted")
@@ -95,7 +96,7 @@ class Fp8Attention(torch.autograd.Function):
             _rounded(k, cu_seqlens_k, max_k, flags & _ops.FP8_ROTATE),
             _rounded(v, cu_seqlens_k, max_k, 0),
         )
-        options = (scale, softcap, flags & ~(_ops.FP8 | _ops.FP8_ROTATE), *rest)
+        options = (scale, softcap, flags & ~(_ops.FP8 | _ops.FP8_ROTATE | _ops.FP8_FAST), *rest)
         # With create_graph=True, differentiating the result must raise: there is no second derivative.
         run = _ops.Backward.apply if torch.is_grad_enabled() else _ops.backward
         gradients = run(*values, alibi, cu_seqlens_q, cu_seqlens_k, options, False, out, lse, dout, dlse)

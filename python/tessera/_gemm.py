@@ -4,7 +4,8 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, refuse_forward_mode, refuse_tangents, refuse_vmap
+from tessera._ops import GRADIENTS, PLAIN, _TAGS, expect_tensors, final, lib, prepared, refuse_forward_mode
+from tessera._ops import refuse_tangents, refuse_vmap, register_autograd, register_fake
 
 # Constants of tessera/gemm.h.
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_tanh": 3, "gelu": 4}
@@ -118,10 +119,10 @@ def _fake_grouped_linear(x, weight, offsets, bias, activation):
     return out, x.new_empty((0,) if activation == 0 else out.shape)
 
 
-torch.library.register_fake("tessera::gemm", _fake_gemm, lib=lib)
-torch.library.register_fake("tessera::linear", _fake_linear, lib=lib)
-torch.library.register_fake("tessera::grouped_gemm", _fake_grouped_gemm, lib=lib)
-torch.library.register_fake("tessera::grouped_linear", _fake_grouped_linear, lib=lib)
+register_fake("gemm", _fake_gemm)
+register_fake("linear", _fake_linear)
+register_fake("grouped_gemm", _fake_grouped_gemm)
+register_fake("grouped_linear", _fake_grouped_linear)
 
 
 def _setup_context(ctx, inputs, output):
@@ -134,14 +135,16 @@ def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _activation_gradient(activation, dout, saved):
+def _activation_gradient(activation, dout, saved, x, weight):
     if activation == 0:
         return dout
     if activation == 1:
-        return torch.ops.aten.threshold_backward(dout, saved, 0)
-    if activation == 2:
-        return torch.ops.aten.silu_backward(dout, saved)
-    return torch.ops.aten.gelu_backward(dout, saved, approximate="tanh" if activation == 3 else "none")
+        made = torch.ops.aten.threshold_backward(dout, saved, 0)
+    elif activation == 2:
+        made = torch.ops.aten.silu_backward(dout, saved)
+    else:
+        made = torch.ops.aten.gelu_backward(dout, saved, approximate="tanh" if activation == 3 else "none")
+    return final(made, x, weight)  # of which saved was made
 
 
 def _gradients(ctx, dout, _=None, run=None):
@@ -150,10 +153,10 @@ def _gradients(ctx, dout, _=None, run=None):
         return None, None, None, None, None
     x, weight, saved = ctx.saved_tensors
     dx = dweight = dbias = None
-    before = _activation_gradient(ctx.activation, dout, saved)
+    before = _activation_gradient(ctx.activation, dout, saved, x, weight)
 
     def product(a, b, flags):
-        return (run or torch.ops.tessera.gemm)(a, b, None, None, None, None, None, 0, flags, False)
+        return (run or _gemm_op)(a, b, None, None, None, None, None, 0, flags, False)
 
     if ctx.needs_input_grad[0]:
         dx = product(before, weight, B_TRANSPOSED)
@@ -179,10 +182,10 @@ def _grouped_gradients(ctx, dout, _):
         return None, None, None, None, None
     x, weight, offsets, saved = ctx.saved_tensors
     dx = dweight = dbias = None
-    before = _activation_gradient(ctx.activation, dout, saved)
+    before = _activation_gradient(ctx.activation, dout, saved, x, weight)
 
     def product(a, b, flags, interleaved=False):
-        return torch.ops.tessera.grouped_gemm(
+        return _grouped_gemm_op(
             a, b, offsets, None, None, None, None, None, 0, flags, False, interleaved
         )
 
@@ -207,17 +210,15 @@ def _grouped_gradients(ctx, dout, _):
 
 def _refuse_gradient(ctx, *_):
     raise Error(
-        "tessera.gemm has no gradient: it is one product of an op's forward or backward; use tessera.linear to train",
+        "tessera.gemm has no gradient, and tessera.linear no second derivative; use tessera.linear to train",
         "unsupported",
     )
 
 
-torch.library.register_autograd("tessera::linear", _gradients, setup_context=_setup_context, lib=lib)
-torch.library.register_autograd("tessera::gemm", _refuse_gradient, lib=lib)
-torch.library.register_autograd(
-    "tessera::grouped_linear", _grouped_gradients, setup_context=_setup_grouped_context, lib=lib
-)
-torch.library.register_autograd("tessera::grouped_gemm", _refuse_gradient, lib=lib)
+_linear_op = register_autograd("linear", _gradients, _setup_context)
+_gemm_op = register_autograd("gemm", _refuse_gradient)
+_grouped_linear_op = register_autograd("grouped_linear", _grouped_gradients, _setup_grouped_context)
+_grouped_gemm_op = register_autograd("grouped_gemm", _refuse_gradient)
 
 
 class _Linear(torch.autograd.Function):
@@ -241,9 +242,22 @@ class _Linear(torch.autograd.Function):
 
 
 def _activation(name):
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise Error(f"activation is {name!r}; {', '.join(ACTIVATIONS)} are accepted")
     return ACTIVATIONS[name]
+
+
+def _check_residual(x, residual):
+    if x.dim() == 0:
+        raise Error("x has 0 dims; [..., K] is accepted")
+    check_leading_dims(x, residual=residual)
+
+
+def check_leading_dims(x, **given):
+    """Rows are flattened, so that other leading dims with as many rows would go to the wrong ones."""
+    for name, tensor in given.items():
+        if tensor is not None and tensor.dim() != 2 and tensor.shape[:-1] != x.shape[:-1]:
+            raise Error(f"{name} is {list(tensor.shape)}, but x is {list(x.shape)}; all dims but the last must be the same")
 
 
 def linear(x, weight, bias=None, *, activation="none", residual=None):
@@ -252,17 +266,22 @@ def linear(x, weight, bias=None, *, activation="none", residual=None):
     x: [..., K]; weight: [N, K], as in torch.nn.Linear; bias: [N]; residual: [..., N]. fp16 and bf16, fp32 on the CPU; sums
     are fp32. activation: "none", "relu", "silu", "gelu_tanh" or "gelu" (erf).
     """
+    mode, (x, weight, bias, residual) = prepared(x=x, weight=weight, bias=bias, residual=residual)
+    _check_residual(x, residual)
+    if weight is None or weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.dtype != x.dtype:
+        got = "None" if weight is None else f"{list(weight.shape)} of {weight.dtype}"
+        wanted = f"[N, {x.shape[-1]}] of {x.dtype} is accepted"
+        raise Error(f"weight is {got}, but x is {list(x.shape)} of {x.dtype}; {wanted}")
     rows = x.reshape(-1, x.shape[-1])
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
     number = _activation(activation)
-    mode = eager_mode(rows, weight, bias, added)
     if mode == GRADIENTS:
         out = _Linear.apply(rows, weight, bias, added, number)
     elif mode == PLAIN:  # nothing is saved
         tensors = (_rows(rows), _rows(weight), _rows(bias), None, None, None, _rows(added), None)
         out = _native.gemm(*tensors, number, 0, 0)
     else:
-        out, _ = torch.ops.tessera.linear(rows, weight, bias, added, number)
+        out, _ = _linear_op(rows, weight, bias, added, number)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -275,15 +294,17 @@ def grouped_linear(x, weight, offsets=None, bias=None, *, activation="none"):
     offsets.
     Without: x is [..., G, K], or [..., 1, K] if all groups have the same input, and the result is [..., G, N].
     """
-    if weight.dim() != 3:
-        raise Error(f"weight has {weight.dim()} dims; [G, N, K] is accepted")
+    mode, (x, weight, bias, _) = prepared(x=x, weight=weight, bias=bias, offsets=offsets)
+    if weight is None or weight.dim() != 3 or x.dim() == 0 or weight.shape[2] != x.shape[-1]:
+        got = None if weight is None else list(weight.shape)
+        raise Error(f"weight is {got}, but x is {list(x.shape)}; [G, N, K] is accepted, with x's last dim as K")
     groups, n, k = weight.shape
     number = _activation(activation)
 
     def run(rows):
-        if eager_mode(rows, weight, offsets, bias) == PLAIN:  # nothing is saved
+        if mode == PLAIN:  # nothing is saved
             return _grouped_linear(rows, weight, offsets, bias, number, trains=False)[0]
-        return torch.ops.tessera.grouped_linear(rows, weight, offsets, bias, number)[0]
+        return _grouped_linear_op(rows, weight, offsets, bias, number)[0]
 
     if offsets is not None:
         return run(x)
@@ -303,7 +324,9 @@ def grouped_mlp(x, up, down, *, activation="silu", up_bias=None, down_bias=None)
     [G, N]. The result is [..., G, N]. If H is no multiple of 16, weights are copied with zeros, so that hidden rows start at
     multiples of 32 bytes. On a GPU, groups with the same input and few outputs are one tessera.mlp.
     """
+    expect_tensors(x=x, up_bias=up_bias, down_bias=down_bias)
     for name, weight in (("up", up), ("down", down)):
+        expect_tensors(**{name: weight})
         if weight.dim() != 3:
             raise Error(f"{name} has {weight.dim()} dims; 3 are accepted")
     for dim, expected in ((0, up.shape[0]), (2, up.shape[1])):
@@ -343,11 +366,13 @@ def gemm(
     a: [M, K], or [K, M] if transpose_a; b and gate: [N, K], or [K, N] if transpose_b; out_dtype: a's (default) or
     torch.float32. padded: rows of the result start at multiples of 128 bytes, whatever their length.
     """
+    for name, tensor in (("a", a), ("b", b)):
+        expect_tensors(**{name: tensor})
     if out_dtype not in (None, a.dtype, torch.float32):
         raise Error(f"out_dtype is {out_dtype}; {a.dtype} and torch.float32 are accepted")
     flags = (A_TRANSPOSED if transpose_a else 0) | (B_TRANSPOSED if transpose_b else 0)
     out_fp32 = out_dtype == torch.float32 and a.dtype != torch.float32
-    return torch.ops.tessera.gemm(
+    return _gemm_op(
         a, b, bias, gate, gate_bias, saved, residual, _activation(activation), flags, out_fp32, padded
     )
 
@@ -372,10 +397,12 @@ def grouped_gemm(
     offsets and b [G, N, K]: groups of a's rows, [M, K], to [M, N]. offsets and b [K, N], with transpose_a and transpose_b:
     groups of terms, to [G, M, N]. No offsets: a [G, M, K], or [M, K] if the groups share it, b [G, N, K], to [G, M, N].
     """
+    for name, tensor in (("a", a), ("b", b)):
+        expect_tensors(**{name: tensor})
     if out_dtype not in (None, a.dtype, torch.float32):
         raise Error(f"out_dtype is {out_dtype}; {a.dtype} and torch.float32 are accepted")
     flags = (A_TRANSPOSED if transpose_a else 0) | (B_TRANSPOSED if transpose_b else 0)
     out_fp32 = out_dtype == torch.float32 and a.dtype != torch.float32
-    return torch.ops.tessera.grouped_gemm(
+    return _grouped_gemm_op(
         a, b, offsets, bias, gate, gate_bias, saved, residual, _activation(activation), flags, out_fp32, False
     )

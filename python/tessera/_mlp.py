@@ -4,8 +4,9 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._gemm import _activation, _rows
-from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, refuse_forward_mode, refuse_tangents, refuse_vmap
+from tessera._gemm import _activation, _check_residual, _rows
+from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, prepared, refuse_forward_mode, refuse_tangents
+from tessera._ops import refuse_vmap, register_autograd, register_fake
 
 lib.define(
     "mlp(Tensor x, Tensor up, Tensor down, Tensor? gate, Tensor? up_bias, Tensor? gate_bias, Tensor? down_bias, "
@@ -104,8 +105,8 @@ def _fake_mlp_backward(
     )
 
 
-torch.library.register_fake("tessera::mlp", _fake_mlp, lib=lib)
-torch.library.register_fake("tessera::mlp_backward", _fake_mlp_backward, lib=lib)
+register_fake("mlp", _fake_mlp)
+register_fake("mlp_backward", _fake_mlp_backward)
 
 
 def _setup_context(ctx, inputs, output):
@@ -139,7 +140,7 @@ def _gradients(ctx, dout, *_):
     needed = ctx.needs_input_grad
     made = (None,) * 6
     if any(needed[:6]):
-        made = torch.ops.tessera.mlp_backward(
+        made = _mlp_backward_op(
             *(dout, x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate, ctx.activation),
             *(needed[0], any(needed[1:4])),
         )
@@ -150,8 +151,8 @@ def _refuse_gradient(ctx, *_):
     raise Error("tessera.mlp has no second gradient", "unsupported")
 
 
-torch.library.register_autograd("tessera::mlp", _gradients, setup_context=_setup_context, lib=lib)
-torch.library.register_autograd("tessera::mlp_backward", _refuse_gradient, lib=lib)
+_mlp_op = register_autograd("mlp", _gradients, _setup_context)
+_mlp_backward_op = register_autograd("mlp_backward", _refuse_gradient)
 
 
 class _Mlp(torch.autograd.Function):
@@ -212,20 +213,37 @@ def mlp(
     x: [..., K]; up and gate: [H, K]; down: [N, H]; residual: [..., N]. Hidden rows are kept at a padded stride, which
     makes products with any H fast. recompute: the backward computes them again instead of keeping them from the forward.
     """
+    mode, (x, up, down, gate, up_bias, gate_bias, down_bias, residual) = prepared(
+        x=x, up=up, down=down, gate=gate, up_bias=up_bias, gate_bias=gate_bias, down_bias=down_bias, residual=residual
+    )
     if (gate_bias is not None) != (gate is not None and up_bias is not None):
         raise Error("with a gate, up_bias and gate_bias are given both or neither; without, gate_bias is not accepted")
+    _check_residual(x, residual)
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     added = residual if residual is None or residual.dim() == 2 else residual.reshape(-1, residual.shape[-1])
     tensors = (rows, up, down, gate, up_bias, gate_bias, down_bias, added)
-    mode = eager_mode(*tensors)
     if mode == GRADIENTS:
         out = _Mlp.apply(*tensors, _activation(activation), not recompute)
     elif mode == PLAIN:
         (out,) = _forward(*tensors, _activation(activation), False)
     else:
         trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-        out = torch.ops.tessera.mlp(*tensors, _activation(activation), trains and not recompute)[0]
+        out = _mlp_op(*tensors, _activation(activation), trains and not recompute)[0]
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], down.shape[0])
+
+
+def block_diagonal(down, missing, plain):
+    """[G, N, H] as the blocks of a matrix, and `missing` rows of zeros; rows start at multiples of 16 bytes."""
+    groups, outputs, hidden = down.shape
+    columns = groups * hidden
+    if plain:
+        blocks = down.new_zeros(groups * outputs + missing, columns + -columns % 8)
+        width = blocks.stride(0)
+        blocks.as_strided(down.shape, (outputs * width + hidden, width, 1)).copy_(down)
+    else:
+        blocks = torch.diagonal_scatter(down.new_zeros(groups, outputs, groups, hidden), down.permute(1, 2, 0), 0, 0, 2)
+        blocks = torch.nn.functional.pad(blocks.flatten(2).flatten(0, 1), (0, -columns % 8, 0, missing))
+    return blocks[:, :columns]
 
 
 def mlp_of_groups(x, up, down, activation, up_bias, down_bias):
@@ -235,20 +253,13 @@ def mlp_of_groups(x, up, down, activation, up_bias, down_bias):
     return, activations and their derivatives are epilogues. Outputs are padded to rows of whole 16 bytes, and so are the rows of
     the second weight, which one kernel for both layers needs.
     """
-    groups, outputs, hidden = down.shape
+    groups, outputs, _ = down.shape
     pad = torch.nn.functional.pad
-    columns, missing = groups * hidden, -groups * outputs % 8
-    if eager_mode(x, up, down, up_bias, down_bias) == PLAIN:
-        blocks = down.new_zeros(groups * outputs + missing, columns + -columns % 8)
-        width = blocks.stride(0)
-        blocks.as_strided(down.shape, (outputs * width + hidden, width, 1)).copy_(down)
-    else:
-        blocks = torch.diagonal_scatter(down.new_zeros(groups, outputs, groups, hidden), down.permute(1, 2, 0), 0, 0, 2)
-        blocks = pad(blocks.flatten(2).flatten(0, 1), (0, -columns % 8, 0, missing))
+    missing = -groups * outputs % 8
     out = mlp(
         x,
         up.flatten(0, 1),
-        blocks[:, :columns],
+        block_diagonal(down, missing, eager_mode(x, up, down, up_bias, down_bias) == PLAIN),
         activation=activation,
         up_bias=None if up_bias is None else up_bias.flatten(),
         down_bias=None if down_bias is None else pad(down_bias.flatten(), (0, missing)),

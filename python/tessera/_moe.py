@@ -1,11 +1,13 @@
 """Mixtures of experts: the operators, and tessera.moe on top."""
 
+from numbers import Integral
+
 import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._gemm import _activation, _rows
-from tessera._ops import lib, refuse_vmap, _TAGS
+from tessera._gemm import _activation, _rows, check_leading_dims
+from tessera._ops import _TAGS, expect_tensors, lib, refuse_vmap, register_autograd, register_fake, under_autocast
 
 SCORINGS = {"softmax": 0, "sigmoid": 1}
 NORMALIZE = 1
@@ -173,8 +175,8 @@ def _fake_moe_backward(
     )
 
 
-torch.library.register_fake("tessera::moe", _fake_moe, lib=lib)
-torch.library.register_fake("tessera::moe_backward", _fake_moe_backward, lib=lib)
+register_fake("moe", _fake_moe)
+register_fake("moe_backward", _fake_moe_backward)
 
 
 def _setup_context(ctx, inputs, output):
@@ -195,7 +197,7 @@ def _gradients(ctx, dout, dbalance_loss, *_):
         dout = torch.zeros_like(x)
     of_router = needed[6] if logits is None else needed[1]
     of_weights = any(needed[i] for i in (2, 3, 4))
-    dx, drouter, dup, ddown, dgate = torch.ops.tessera.moe_backward(
+    dx, drouter, dup, ddown, dgate = _moe_backward_op(
         dout, dbalance_loss, x, logits, up, down, gate, *rest, *ctx.options, needed[0], of_router, of_weights
     )
     return (
@@ -214,8 +216,8 @@ def _refuse_gradient(ctx, *_):
     raise Error("tessera.moe has no second gradient", "unsupported")
 
 
-torch.library.register_autograd("tessera::moe", _gradients, setup_context=_setup_context, lib=lib)
-torch.library.register_autograd("tessera::moe_backward", _refuse_gradient, lib=lib)
+_moe_op = register_autograd("moe", _gradients, _setup_context)
+_moe_backward_op = register_autograd("moe_backward", _refuse_gradient)
 
 
 def moe(
@@ -242,26 +244,32 @@ def moe(
     experts and weights: [..., top_k], instead of logits, if they were chosen elsewhere; experts beyond E are skipped.
     recompute: the backward makes the rows between the steps again instead of keeping them from the forward.
     """
+    expect_tensors(x=x, logits=logits, up=up, down=down, gate=gate, experts=experts, weights=weights)
     if scoring not in SCORINGS:
         raise Error(f"scoring is {scoring!r}; {', '.join(SCORINGS)} are known")
     if (logits is None) == (experts is None) or (experts is None) != (weights is None):
         raise Error("either logits are given, or experts and weights")
     if logits is None and balance_loss:
         raise Error("the balance loss needs logits")
+    check_leading_dims(x, logits=logits, experts=experts, weights=weights)
+    x, up, down, gate = under_autocast(x, up, down, gate)
     if logits is None:
+        if top_k not in (None, experts.shape[-1]) or weights.shape != experts.shape:
+            given = f"top_k is {top_k}, experts is {list(experts.shape)} and weights is {list(weights.shape)}"
+            raise Error(f"{given}; experts and weights are [..., top_k]")
         top_k = experts.shape[-1]
         experts = experts.reshape(-1, top_k)
         if experts.dtype != torch.int32:  # clamped, since a cast alone could make an expert of what is none
             experts = experts.long().clamp(-1, up.shape[0]).to(torch.int32)
         weights = weights.reshape(-1, top_k).float()
-    elif top_k is None:
-        raise Error("top_k is missing")
+    elif not isinstance(top_k, (int, Integral)):
+        raise Error(f"top_k is {top_k!r}; an integer is accepted")
     else:
         logits = logits.reshape(-1, logits.shape[-1])
     tensors = (x, logits, weights, up, down, gate)
     trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     rows = x.reshape(-1, x.shape[-1])
-    out, loss, *_ = torch.ops.tessera.moe(
+    out, loss, *_ = _moe_op(
         *(rows, logits, up, down, gate, experts, weights, top_k, _activation(activation), SCORINGS[scoring]),
         *(NORMALIZE if normalize and logits is not None else 0, balance_loss, trains and not recompute),
     )

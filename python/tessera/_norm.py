@@ -4,7 +4,7 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._ops import lib, refuse_vmap, _TAGS
+from tessera._ops import _TAGS, expect_tensors, lib, refuse_vmap, register_autograd, register_fake
 
 # Constants of tessera/norm.h.
 CENTERED, INTERLEAVED, INVERSE = 1, 2, 4
@@ -87,9 +87,9 @@ def _fake_rotary(x, cos, sin, positions, interleaved, inverse):
     return x.new_empty(x.shape)
 
 
-torch.library.register_fake("tessera::norm", _fake_norm, lib=lib)
-torch.library.register_fake("tessera::norm_backward", _fake_norm_backward, lib=lib)
-torch.library.register_fake("tessera::rotary", _fake_rotary, lib=lib)
+register_fake("norm", _fake_norm)
+register_fake("norm_backward", _fake_norm_backward)
+register_fake("rotary", _fake_rotary)
 
 
 def _setup_norm(ctx, inputs, output):
@@ -108,7 +108,7 @@ def _norm_gradients(ctx, dout, dsum, *_):
         dsum = None
     if dout is None:
         return (dsum, None, None, dsum, None, None)
-    dx, dweight, dbias = torch.ops.tessera.norm_backward(
+    dx, dweight, dbias = _norm_backward_op(
         dout, x, weight, rstd, mean, dsum, ctx.centered, ctx.needs_input_grad[1], ctx.needs_input_grad[2]
     )
     return (
@@ -130,7 +130,7 @@ def _rotary_gradients(ctx, dout):
     cos, sin, positions = ctx.saved_tensors
     if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
         raise Error("tessera.rotary has no gradient for cos and sin", "unsupported")
-    dx = torch.ops.tessera.rotary(dout, cos, sin, positions, ctx.interleaved, not ctx.inverse)
+    dx = _rotary_op(dout, cos, sin, positions, ctx.interleaved, not ctx.inverse)
     return dx, None, None, None, None, None
 
 
@@ -138,17 +138,22 @@ def _refuse_gradient(ctx, *_):
     raise Error("tessera has no second derivatives of norms", "unsupported")
 
 
-torch.library.register_autograd("tessera::norm", _norm_gradients, setup_context=_setup_norm, lib=lib)
-torch.library.register_autograd("tessera::rotary", _rotary_gradients, setup_context=_setup_rotary, lib=lib)
-torch.library.register_autograd("tessera::norm_backward", _refuse_gradient, lib=lib)
+_norm_op = register_autograd("norm", _norm_gradients, _setup_norm)
+_rotary_op = register_autograd("rotary", _rotary_gradients, _setup_rotary)
+_norm_backward_op = register_autograd("norm_backward", _refuse_gradient)
 
 
 def _apply(x, weight, bias, residual, eps, centered):
+    expect_tensors(x=x, weight=weight, bias=bias, residual=residual)
+    if x.dim() == 0:
+        raise Error("x has 0 dims; [..., N] is accepted")
+    if eps is None:
+        raise Error("eps is None; a number is accepted")
     width = x.shape[-1]
     if residual is not None and residual.shape != x.shape:
         raise Error(f"residual has shape {list(residual.shape)}, but x has {list(x.shape)}")
     rows = None if residual is None else residual.reshape(-1, width)
-    out, total, _, _ = torch.ops.tessera.norm(x.reshape(-1, width), weight, bias, rows, eps, centered)
+    out, total, _, _ = _norm_op(x.reshape(-1, width), weight, bias, rows, eps, centered)
     return out.reshape(x.shape) if residual is None else (out.reshape(x.shape), total.reshape(x.shape))
 
 
@@ -173,10 +178,11 @@ def rotary(x, cos=None, sin=None, *, positions=None, interleaved=False, inverse=
     R = rotated (default: D) from base. positions: int [S] or [B, S], rows of the tables; default: 0 to S - 1. Pairs are
     dims i and i + R / 2, or, if interleaved, 2 i and 2 i + 1. inverse: by the negative angle.
     """
+    expect_tensors(x=x, cos=cos, sin=sin, positions=positions)
     if (cos is None) != (sin is None):
         raise Error("cos and sin are given together")
-    if positions is not None and positions.dtype != torch.int32:
-        positions = positions.to(torch.int32)
+    if positions is not None and (positions.is_floating_point() or positions.dtype == torch.bool):
+        raise Error(f"positions is {positions.dtype}; integers are accepted")
     if cos is None:
         width = x.shape[-1] if rotated is None else rotated
         if width % 2 or width > x.shape[-1]:
@@ -189,4 +195,6 @@ def rotary(x, cos=None, sin=None, *, positions=None, interleaved=False, inverse=
             positions = rows.reshape(positions.shape)
     elif rotated is not None and rotated != 2 * cos.shape[-1]:
         raise Error(f"rotated is {rotated}, but cos has {cos.shape[-1]} columns")
-    return torch.ops.tessera.rotary(x, cos, sin, positions, interleaved, inverse)
+    elif positions is not None and positions.dtype != torch.int32:  # clamped: a cast alone could make a position of what is none
+        positions = positions.long().clamp(-1, 2**31 - 1).to(torch.int32)
+    return _rotary_op(x, cos, sin, positions, interleaved, inverse)

@@ -9,7 +9,7 @@ fallback for a PyTorch without it: slower, with the same results (tests/python/t
 
 import torch
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tessera import _native
 from tessera._error import Error
@@ -50,16 +50,14 @@ def _is_any_autocast_enabled():
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
-def is_transforming():
-    """Whether a transform of torch.func is active."""
-    active = _private("_C._are_functorch_transforms_active")
-    if active is not None:
-        return active()
+def _has_interpreters():
     peek = _private("_C._functorch.peek_interpreter_stack")
     return peek is not None and peek() is not None
 
 
 def _set_up(dlpack=True):
+    global is_transforming  # whether a transform of torch.func is active
+    is_transforming = _private("_C._are_functorch_transforms_active") or _has_interpreters
     members = {
         "Tensor": torch.Tensor,
         "Parameter": torch.nn.Parameter,
@@ -86,14 +84,44 @@ DISPATCHED, PLAIN, GRADIENTS, AUTOCAST = 0, 1, 2, 4
 
 
 def eager_mode(*tensors):
-    """PLAIN or GRADIENTS if a call with these tensors, some of which may be None, may bypass the dispatcher."""
+    """PLAIN or GRADIENTS if a call with these tensors, some of which may be None, may bypass the dispatcher. What autocast
+    casts must have been cast before."""
+    return DISPATCHED if is_dynamo_compiling() else _native.mode(*tensors) & ~AUTOCAST
+
+
+def prepared(**given):
+    """What eager_mode returns for these tensors, of which all but the first may be None, and the tensors as autocast has them."""
+    tensors = tuple(given.values())
     mode = DISPATCHED if is_dynamo_compiling() else _native.mode(*tensors)
-    return mode if mode in (PLAIN, GRADIENTS) else DISPATCHED
+    if mode not in (PLAIN, GRADIENTS) or tensors[0] is None:
+        expect_tensors(**given)
+        tensors = under_autocast(*tensors)
+    return mode & ~AUTOCAST, tensors
+
+
+def under_autocast(*tensors):
+    """The tensors, some of which may be None, as autocast has them for a matrix product."""
+    device = tensors[0].device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        t if t is None or not t.is_floating_point() or t.dtype == torch.float64 else t.to(dtype) for t in tensors
+    )
+
+
+def expect_tensors(**given):
+    """Raises unless all of these, of which all but the first may be None, are tensors."""
+    needed = True
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor) and (needed or value is not None):
+            raise Error(f"{name} is a {type(value).__name__}; a torch.Tensor is expected")
+        needed = False
 
 
 # Constants of tessera/attention.h.
 CAUSAL, DETERMINISTIC, ROTARY_INTERLEAVED, BATCH_INVARIANT = 1, 2, 4, 8
-FP8, FP8_ROTATE, FP8_RESIDUAL = 16, 32, 64
+FP8, FP8_ROTATE, FP8_RESIDUAL, FP8_FAST = 16, 32, 64, 128
 UNSPECIFIED, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
 
 
@@ -196,14 +224,23 @@ for _device in ("CPU", "CUDA"):
 
 
 def refuse_vmap(*_, **__):
-    raise Error(
-        "tessera has no vmap rule: q, k and v already have a batch dim and a head dim, "
-        "so fold the mapped dim into one of those"
-    )
+    raise Error("tessera has no vmap rule: fold the mapped dim into the batch, or into the rows", "unsupported")
 
 
 for _name in ("attention", "attention_backward", "decode", "decode_append"):
     lib.impl(_name, refuse_vmap, "FuncTorchBatched")
+
+
+def register_fake(name, shapes):
+    """torch.library.register_fake for an operator, which then refuses tensors on different devices, as the kernels do."""
+
+    def checked(*args, **kwargs):
+        devices = {arg.device for arg in args if isinstance(arg, torch.Tensor)}
+        if len(devices) > 1:
+            raise Error(f"tensors of tessera::{name} are on {' and '.join(sorted(map(str, devices)))}; one device is accepted")
+        return shapes(*args, **kwargs)
+
+    torch.library.register_fake(f"tessera::{name}", checked, lib=lib)
 
 
 def _fake_forward(q, k, v, *_):
@@ -217,10 +254,10 @@ def _fake_backward(q, k, v, *_):
     return tuple(t.new_empty(t.shape) for t in (q, k, v))
 
 
-torch.library.register_fake("tessera::attention", _fake_forward, lib=lib)
-torch.library.register_fake("tessera::attention_backward", _fake_backward, lib=lib)
-torch.library.register_fake("tessera::decode", _fake_forward, lib=lib)
-torch.library.register_fake("tessera::decode_append", _fake_forward, lib=lib)
+register_fake("attention", _fake_forward)
+register_fake("attention_backward", _fake_backward)
+register_fake("decode", _fake_forward)
+register_fake("decode_append", _fake_forward)
 
 
 def _setup_context(ctx, inputs, output):
@@ -233,7 +270,7 @@ def _gradients(ctx, dout, dlse):
     *inputs, out, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    grads = torch.ops.tessera.attention_backward(*inputs, *ctx.options, out, lse, dout, dlse)
+    grads = _attention_backward(*inputs, *ctx.options, out, lse, dout, dlse)
     return *grads, *(None,) * (3 + len(ctx.options))
 
 
@@ -241,6 +278,54 @@ def refuse_second_derivative(ctx, *_):
     raise Error(
         "tessera.attention has no second derivative: its backward cannot itself be differentiated", "unsupported"
     )
+
+
+def register_autograd(name, gradients, setup_context=None):
+    """torch.library.register_autograd for an operator. Returns the function to call it with: torch.func's transforms need an
+    autograd.Function with setup_context, which torch.library does not make."""
+    torch.library.register_autograd(f"tessera::{name}", gradients, setup_context=setup_context, lib=lib)
+    operator = getattr(torch.ops.tessera, name)
+
+    class Functional(torch.autograd.Function):
+        @staticmethod
+        def forward(*args):
+            return operator(*args)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            if setup_context is not None:
+                setup_context(ctx, inputs, output)
+
+        backward = staticmethod(gradients)
+        jvp = staticmethod(refuse_forward_mode)
+        vmap = staticmethod(refuse_vmap)
+
+    def call(*args):
+        return Functional.apply(*args) if not is_compiling() and is_transforming() else operator(*args)
+
+    return call
+
+
+class _Final(torch.autograd.Function):
+    @staticmethod
+    def forward(gradient, *_):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise Error("tessera has no second derivatives", "unsupported")
+
+    jvp = staticmethod(refuse_forward_mode)
+    vmap = staticmethod(refuse_vmap)
+
+
+def final(gradient, *inputs):
+    """A gradient that has been computed from these inputs without a graph: with create_graph=True, differentiating it raises."""
+    return _Final.apply(gradient, *inputs) if torch.is_grad_enabled() else gradient
 
 
 class Backward(torch.autograd.Function):
@@ -271,6 +356,6 @@ def refuse_append_gradient(tensors):
         _refuse_decode_gradient()
 
 
-torch.library.register_autograd("tessera::attention", _gradients, setup_context=_setup_context, lib=lib)
-torch.library.register_autograd("tessera::attention_backward", refuse_second_derivative, lib=lib)
-torch.library.register_autograd("tessera::decode", _refuse_decode_gradient, lib=lib)
+attention = register_autograd("attention", _gradients, _setup_context)
+_attention_backward = register_autograd("attention_backward", refuse_second_derivative)
+decode = register_autograd("decode", _refuse_decode_gradient)

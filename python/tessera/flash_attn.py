@@ -7,6 +7,9 @@ supported and raises tessera.Error. In place of attention probabilities, None is
 whose last dim is not contiguous is copied, and on a GPU one whose head dim is no multiple of 8 is copied and padded.
 """
 
+import torch
+from torch.nn.functional import pad as _pad
+
 from tessera import _flash
 from tessera._error import Error
 from tessera._flash import unpacked as _unpacked
@@ -19,6 +22,8 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "pad_input",
+    "unpad_input",
 ]
 
 
@@ -222,3 +227,26 @@ def flash_attn_with_kvcache(
         alibi_slopes=alibi_slopes,
         return_lse=return_softmax_lse,
     )
+
+
+def unpad_input(hidden_states, attention_mask, unused_mask=None):
+    """flash_attn.bert_padding's: the rows of [B, S, ...] that [B, S] masks do not leave out, packed, with gradients.
+
+    Returns (rows [total, ...], their indices among B * S, cu_seqlens int32 [B + 1], the longest length, an int, and the lengths
+    that attention_mask gives, int32 [B]). Rows of unused_mask are packed as well.
+    """
+    if hidden_states.shape[:2] != attention_mask.shape:
+        raise Error(f"attention_mask is {list(attention_mask.shape)}, but hidden_states is {list(hidden_states.shape)}")
+    kept = attention_mask.bool() if unused_mask is None else attention_mask.bool() | unused_mask.bool()
+    lengths = kept.sum(-1, dtype=torch.int32)
+    indices = kept.flatten().nonzero().flatten()
+    cu_seqlens = _pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    longest = int(lengths.max()) if lengths.numel() else 0
+    rows = hidden_states.flatten(0, 1).index_select(0, indices)
+    return rows, indices, cu_seqlens, longest, attention_mask.bool().sum(-1, dtype=torch.int32)
+
+
+def pad_input(hidden_states, indices, batch, seqlen):
+    """flash_attn.bert_padding's: packed rows [total, ...] back at their indices in [batch, seqlen, ...], 0 elsewhere."""
+    whole = hidden_states.new_zeros(batch * seqlen, *hidden_states.shape[1:])
+    return whole.index_copy(0, indices, hidden_states).unflatten(0, (batch, seqlen))

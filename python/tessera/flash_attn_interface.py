@@ -8,6 +8,7 @@ for a cache's, the gradient of a call with attention_chunk) raises tessera.Error
 """
 
 import torch
+from torch.compiler import is_compiling
 
 from tessera import _flash
 from tessera._error import Error
@@ -74,6 +75,8 @@ def flash_attn_qkvpacked_func(
         if num_heads_q is None:
             raise Error("qkv has 4 dims, but num_heads_q, which says how many heads are queries, is None")
         shared = (qkv.shape[2] - num_heads_q) // 2
+        if shared < 1 or num_heads_q + 2 * shared != qkv.shape[2]:
+            raise Error(f"qkv is {list(qkv.shape)} and num_heads_q is {num_heads_q}; [B, S, Hq + 2 Hkv, D] is accepted")
         q, k, v = qkv.split((num_heads_q, shared, shared), dim=2)
     else:
         q, k, v = _flash.unpacked(qkv, "qkv", 3, 5)
@@ -117,6 +120,9 @@ def flash_attn_varlen_func(
     for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if lengths is None:
             raise Error(f"{name} is None; int32 [B + 1] is accepted")
+    for name, used, lengths in (("seqused_q", seqused_q, cu_seqlens_q), ("seqused_k", seqused_k, cu_seqlens_k)):
+        if used is not None:
+            _check_used(name, used, lengths)
     if seqused_k is not None:
         cu_seqlens_k, rows, _ = _used_rows(cu_seqlens_k, seqused_k, k.shape[0])
         k, v = k[rows], v[rows]
@@ -136,6 +142,15 @@ def flash_attn_varlen_func(
     if not return_attn_probs:
         return out
     return out, lse.new_full((lse.shape[0], total + 1), -torch.inf).index_copy(1, back, lse)[:, :total]
+
+
+def _check_used(name, used, cu_seqlens):
+    if not isinstance(used, torch.Tensor) or used.dim() != 1 or used.shape[0] != cu_seqlens.shape[0] - 1:
+        got = list(used.shape) if isinstance(used, torch.Tensor) else type(used).__name__
+        raise Error(f"{name} is {got}; int32 [{cu_seqlens.shape[0] - 1}] is accepted")
+    # On a GPU, only the device knows the values.
+    if used.is_cpu and not is_compiling() and bool(((used < 0) | (used > cu_seqlens.diff())).any()):
+        raise Error(f"{name} is {used.tolist()}, but the sequences have {cu_seqlens.diff().tolist()} rows")
 
 
 def _used_rows(cu_seqlens, used, total):
@@ -195,8 +210,10 @@ def flash_attn_with_kvcache(
     that does not fit gives 0, its cache is not written, and later calls are not affected.
     """
     _refuse(qv=qv, q_descale=q_descale, cu_seqlens_k_new=cu_seqlens_k_new)
-    if k_cache.dtype != torch.float8_e4m3fn:
-        _refuse(k_descale=k_descale, v_descale=v_descale)
+    if getattr(k_cache, "dtype", None) != torch.float8_e4m3fn:
+        for name, descale in (("k_descale", k_descale), ("v_descale", v_descale)):
+            if descale is not None:
+                raise Error(f"{name} is given, but k_cache is not of float8_e4m3fn", "unsupported")
     queries = None
     if cu_seqlens_q is not None:
         if max_seqlen_q is None:

@@ -15,11 +15,13 @@ relative position biases, custom dense masks, experts with biases) raises tesser
 import torch
 from torch.compiler import is_compiling
 
-from tessera._attention import _under_autocast, attention, decode, explain
+from tessera._attention import attention, decode, explain
 from tessera._error import Error
 from tessera._moe import moe
+from tessera._ops import under_autocast
 
 NAME = "tessera"
+_registered = {NAME}  # names under which forward is registered
 _MOST_DECODE_ROWS = 16  # a pass with at most so many queries per sequence, without gradients, is decode
 
 
@@ -34,6 +36,7 @@ def register(name=NAME):
         raise Error(f"transformers 5.5 or newer is needed: {missing}", "unsupported") from None
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 5):
         raise Error(f"transformers is {transformers.__version__}; 5.5 or newer is needed", "unsupported")
+    _registered.add(name)
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, segments)
     ALL_EXPERTS_FUNCTIONS.register(name, experts)
@@ -315,7 +318,7 @@ def forward(
 
 def _decode(q, k, v, masks, **lengths):
     """decode with the masks of attention; its alignment is always bottom-right."""
-    q, k, v = _under_autocast(q, k, v)
+    q, k, v = under_autocast(q, k, v)
     return decode(q, k, v, **{name: value for name, value in masks.items() if name != "alignment"}, **lengths)
 
 
@@ -444,7 +447,7 @@ def report(model, length=2048):
         dim = _first(module, config, "head_dim") or config.hidden_size // heads
         shape = f"{heads} heads, {kv_heads} kv heads, head dim {dim}, {'GQA' if kv_heads != heads else 'MHA'}"
         implementation = config._attn_implementation
-        if implementation == NAME:
+        if implementation in _registered:
             switched += 1
             kernel = _kernel(heads, kv_heads, dim, length, dtype, device)
             print(f"{name}: {shape}, {kernel}")

@@ -70,4 +70,11 @@ Status encode_all(const AtomBoxes& boxes, AtomMaps& maps) {
   return {};
 }
 
+Status encode_one(const AtomBoxes& boxes, TensorMap& map) {
+  const auto made = cuda::encode(boxes.box[0]);
+  if (!made.ok()) return made.status();
+  map = *made;
+  return {};
+}
+
 }  // namespace tessera::attention

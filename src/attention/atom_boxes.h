@@ -42,5 +42,7 @@ Status atom_boxes(const TensorView& view, const TensorExtents& of, int rows, int
                   std::int64_t pack_gqa = 0);
 // The boxes as maps for a kernel. The driver makes them only if a context is current.
 Status encode_all(const AtomBoxes& boxes, AtomMaps& maps);
+// If all swizzle atoms are of one width.
+Status encode_one(const AtomBoxes& boxes, TensorMap& map);
 
 }  // namespace tessera::attention

@@ -163,14 +163,6 @@ jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
           .pdl = true};
 }
 
-// All swizzle atoms of this kernel are of one width.
-Status encode_one(const AtomBoxes& boxes, TensorMap& map) {
-  const auto made = cuda::encode(boxes.box[0]);
-  if (!made.ok()) return made.status();
-  map = *made;
-  return {};
-}
-
 Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
   auto work = backward_sm90_work(args, config, part_heads);
   if (!work.ok()) return work.status();
@@ -180,15 +172,7 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
                                                    config.deterministic, launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
-  params.dq = args.dq.data;
-  params.dq_strides = strides_of(args.dq);
-  params.lse_log2 = buffers.lse_log2.data;
-  params.delta = buffers.delta.data;
-  params.row_strides = strides_of(buffers.delta);
-  params.dq_sums = buffers.sums;
-  params.dq_turns = buffers.turns;
-  params.dk_sums = buffers.dk_sums;
-  params.dv_sums = buffers.dv_sums;
+  fill_buffers(params, args, buffers);
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -230,11 +214,7 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
 }
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
-  if (auto reason = gpu_refuses(p, device)) return reason;
-  if (auto reason = hopper_refuses(p, device)) return reason;
-  if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
-    return "there is nothing to load";
-  }
+  if (auto reason = hopper_backward_refuses(p, device)) return reason;
   const auto configs = configs_for(p);
   if (configs.empty()) return format("takes head dims up to 128, not {}", std::max(p.dim_qk, p.dim_v));
   const auto workspace = backward_sm90_workspace(p, configs.front());

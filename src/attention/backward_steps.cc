@@ -91,6 +91,15 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int blo
           at.zeroed_bytes};
 }
 
+std::optional<std::string> hopper_backward_refuses(const AttentionProblem& p, const engine::Device& device) {
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  if (auto reason = hopper_refuses(p, device)) return reason;
+  if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
+    return "there is nothing to load";
+  }
+  return std::nullopt;
+}
+
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
                                               int block_k, bool splits_group, bool ordered) {
   if (!fits_a_grid(ceil_div(problem.seq_k, block_k), problem, splits_group ? problem.heads_q : problem.heads_kv) ||

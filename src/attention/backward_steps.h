@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "attention/backward_config.h"
@@ -37,6 +38,9 @@ BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, i
 // For the Hopper backwards; kernel: its name, for messages.
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
                                               int block_k, bool splits_group, bool ordered);
+
+// What both Hopper backwards refuse; what is left depends on head dims and the workspace.
+std::optional<std::string> hopper_backward_refuses(const AttentionProblem& problem, const engine::Device& device);
 
 // Everything in the Params of a Hopper backward but tensor maps and buffers. The caller has checked that one grid covers
 // the problem. part_heads: query heads of a CTA. heads_at_once: how many of them the CTAs of a key head are at, at about
@@ -75,13 +79,31 @@ cuda::Work<Params> hopper_backward_work(const AttentionArgs& args, int block_k, 
   return {params, {static_cast<unsigned>(k_tiles * columns), 1, 1}};
 }
 
+// dQ, and what is in the workspace.
+template <class Params>
+void fill_buffers(Params& params, const AttentionArgs& args, const BackwardBuffers& buffers) {
+  params.dq = args.dq.data;
+  params.dq_strides = strides_of(args.dq);
+  params.lse_log2 = buffers.lse_log2.data;
+  params.delta = buffers.delta.data;
+  params.row_strides = strides_of(buffers.delta);
+  params.dq_sums = buffers.sums;
+  params.dq_turns = buffers.turns;
+  params.dk_sums = buffers.dk_sums;
+  params.dv_sums = buffers.dv_sums;
+}
+
 // Of these key tiles or fewer, a head's are all at work at the same time if they take turns at dQ.
 constexpr unsigned kFewKeyTiles = 8;
 // For key tiles that take turns: as many columns together as one wave of CTAs holds, so that the sums are still in the L2
-// cache when their turns come. 512 keys gained 3 to 8 % on an H200.
+// cache when their turns come. 512 keys gained 3 to 8 % on an H200. With more key tiles, one column after the other if query
+// heads share keys, of which a CTA has all: 4096 and 8192 keys gained 6 and 2 %.
 template <class Params>
 void keep_turns_close(Params& params, int multiprocessors) {
-  if (params.k_tiles > kFewKeyTiles) return;
+  if (params.k_tiles > kFewKeyTiles) {
+    if (params.group > 1) params.together = divisor(1);
+    return;
+  }
   const std::int64_t wave = std::max<std::int64_t>(1, multiprocessors / static_cast<std::int64_t>(params.k_tiles));
   const std::int64_t rounds = ceil_div(params.columns, wave);
   params.together = divisor(std::min(params.together.by, static_cast<unsigned>(ceil_div(params.columns, rounds))));

@@ -22,6 +22,7 @@ namespace {
 using Config = AttentionBackwardWideSm90Config;
 
 struct BackwardWideSm90Tile {
+  int cluster;
   int q_stages;
   int d_o_stages;
   int p_stages;
@@ -34,12 +35,14 @@ struct BackwardWideSm90Tile {
 
 // By counting registers. The P and the dS warpgroup hold dV and dK (a register for two columns), an accumulator of 64
 // queries (32) and its 16-bit operand (16). Up to head dim 192 they have room for columns of K and V (4 for 16 columns).
-// The dQ warpgroup keeps three quarters of dS (4 for 16 keys); where all of it fits, that is 4 % slower.
-constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
+// The dQ warpgroup keeps three quarters of its keys' dS (4 for 16 keys); where all of it fits, that is 4 % slower alone, and
+// with a quarter of the other CTA's 1 to 2 % faster in pairs. The other CTA's K and dS take the shared memory of a stage.
+constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v, bool pairs) {
   constexpr int kSumsAndColumns = 112;
   const int dim = std::max(dim_qk, dim_v);
   BackwardWideSm90Tile tile = {};
-  tile.d_o_stages = 2;
+  tile.cluster = pairs ? 2 : 1;
+  tile.d_o_stages = pairs && dim > 192 ? 1 : 2;
   tile.p_stages = 1;
   tile.ds_stages = 2;
   tile.dq_columns = kWidestAtom;
@@ -49,9 +52,9 @@ constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
     tile.kept_ds_steps = 3;
     tile.dq_registers = 72;
   } else {
-    tile.q_stages = 3;
+    tile.q_stages = pairs ? 2 : 3;
     tile.kept_steps = dim_qk == dim_v ? (kSumsAndColumns - dim / 2) / 4 : 0;
-    tile.kept_ds_steps = 3;
+    tile.kept_ds_steps = pairs ? 5 : 3;
     tile.dq_registers = 80;
   }
   return tile;
@@ -60,11 +63,14 @@ constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v) {
 }  // namespace
 
 AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked,
-                                                          bool deterministic, bool score_mod) {
-  const BackwardWideSm90Tile tile = backward_wide_sm90_tile(dim_qk, dim_v);
+                                                          bool deterministic, std::int64_t seq_k, bool score_mod) {
+  // Pairs would have to take turns together. With dQ of up to 128 columns there is little to gain.
+  const bool pairs = !deterministic && !score_mod && dim_qk > 128 && seq_k > kBackwardWideTile;
+  const BackwardWideSm90Tile tile = backward_wide_sm90_tile(dim_qk, dim_v, pairs);
   return {.dtype = dtype,
           .dim_qk = dim_qk,
           .dim_v = dim_v,
+          .cluster = tile.cluster,
           .q_stages = tile.q_stages,
           .d_o_stages = tile.d_o_stages,
           .p_stages = tile.p_stages,
@@ -82,11 +88,12 @@ AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_q
 namespace {
 
 std::vector<Config> configs_for(const AttentionProblem& p) {
-  std::vector<Config> configs = {backward_wide_sm90_config(
-      p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p), p.deterministic, has_score_mod(p))};
+  std::vector<Config> configs = {backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk),
+                                                           static_cast<int>(p.dim_v), is_masked(p), p.deterministic,
+                                                           p.seq_k, has_score_mod(p))};
   if (!p.deterministic) {  // without convert, short sequences are faster
     configs.push_back(backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
-                                                is_masked(p), true, has_score_mod(p)));
+                                                is_masked(p), true, p.seq_k, has_score_mod(p)));
   }
   // Sums of dK and dV have no fixed order.
   if (p.heads_q > p.heads_kv && !p.deterministic) {
@@ -101,19 +108,26 @@ int sums_block_k(const Config& config) { return config.splits_group ? kBackwardW
 
 cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args, const Config& config, int part_heads) {
   const std::int64_t heads = config.splits_group ? part_heads : args.problem.heads_q / args.problem.heads_kv;
-  return hopper_backward_work<AttentionBackwardWideSm90Params>(args, kBackwardWideTile, heads, heads);
+  auto work =
+      hopper_backward_work<AttentionBackwardWideSm90Params>(args, kBackwardWideTile * config.cluster, heads, heads);
+  work.grid.x *= static_cast<unsigned>(config.cluster);
+  return work;
 }
 
 Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& config) {
+  const std::int64_t k_tiles = ceil_div(problem.seq_k, kBackwardWideTile * config.cluster) * config.cluster;
+  if (!fits_a_grid(k_tiles, problem, config.splits_group ? problem.heads_q : problem.heads_kv)) {
+    return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: more rows than one grid can cover");
+  }
   return hopper_backward_workspace(problem, "attention_backward_wide_sm90", kBackwardWideTile, kBackwardWideTile,
                                    config.splits_group, config.deterministic);
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_backward_wide_sm90_{}_d{}x{}_{}x{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_backward_wide_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, kBackwardWideTile, kBackwardWideTile, config.masked ? "_masked" : "",
                          config.deterministic ? "_deterministic" : "", config.score_mod ? "_score_mod" : "",
-                         config.splits_group ? "_split" : ""),
+                         config.splits_group ? "_split" : "", config.cluster > 1 ? "_cluster" : ""),
           .header = "attention/backward_wide_sm90.cuh",
           .entry = "attention_backward_wide_sm90",
           .params = "AttentionBackwardWideSm90Params",
@@ -121,17 +135,15 @@ jit::KernelInstance main_kernel(const Config& config) {
           .threads = kBackwardWideThreads,
           .min_blocks = 1,
           .dynamic_smem_bytes = backward_wide_sm90_layout(config).bytes,
-          .pdl = true};
+          .pdl = true,
+          .cluster = config.cluster};
 }
 
 // Boxes of 64 x 64.
 Status encode(const TensorView& view, const TensorExtents& extents, TensorMap& map) {
   AtomBoxes boxes;
   if (Status s = atom_boxes(view, extents, kBackwardWideTile, kWidestAtom, boxes); !s.ok()) return s;
-  const auto made = cuda::encode(boxes.box[0]);  // all swizzle atoms are of one width
-  if (!made.ok()) return made.status();
-  map = *made;
-  return {};
+  return encode_one(boxes, map);
 }
 
 Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
@@ -141,15 +153,7 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
       backward_buffers(p, kBackwardWideTile, sums_block_k(config), config.deterministic, launch.workspace);
   AttentionBackwardWideSm90Params& params = work.params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
-  params.dq = args.dq.data;
-  params.dq_strides = strides_of(args.dq);
-  params.lse_log2 = buffers.lse_log2.data;
-  params.delta = buffers.delta.data;
-  params.row_strides = strides_of(buffers.delta);
-  params.dq_sums = buffers.sums;
-  params.dq_turns = buffers.turns;
-  params.dk_sums = buffers.dk_sums;
-  params.dv_sums = buffers.dv_sums;
+  fill_buffers(params, args, buffers);
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -169,11 +173,7 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
 }
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
-  if (auto reason = gpu_refuses(p, device)) return reason;
-  if (auto reason = hopper_refuses(p, device)) return reason;
-  if (p.batch == 0 || p.seq_q == 0 || p.seq_k == 0 || (p.varlen && (p.total_q == 0 || p.total_k == 0))) {
-    return "there is nothing to load";
-  }
+  if (auto reason = hopper_backward_refuses(p, device)) return reason;
   if (p.dim_qk <= 128 && p.dim_v <= 128) {
     return format("takes head dims above 128, not {}", std::max(p.dim_qk, p.dim_v));
   }
@@ -237,6 +237,10 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     for (const int dim : kDims) add(dim, dim, masked);
     add(192, 128, masked);
     for (const int dim : {136, 192, 256}) add(dim, dim, masked, true);
+  }
+  for (const int dim : {192, 256}) {  // alone
+    add(dim, dim, true);
+    list.back().seq_k = kBackwardWideTile;
   }
   add(64, 256, true);
   add(256, 64, true);

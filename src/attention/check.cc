@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/check_data.h"
+#include "attention/check_options.h"
 #include "attention/params.h"
 #include "base/arguments.h"
 #include "base/format.h"
@@ -15,9 +16,6 @@
 
 namespace tessera::attention {
 namespace {
-
-constexpr std::uint32_t kKnownFlags = TESSERA_CAUSAL | TESSERA_DETERMINISTIC | TESSERA_ROTARY_INTERLEAVED |
-                                      TESSERA_BATCH_INVARIANT | TESSERA_FP8 | TESSERA_FP8_ROTATE | TESSERA_FP8_RESIDUAL;
 
 constexpr unsigned on(tessera_attention_op op) { return 1u << op; }
 constexpr unsigned kForward = on(TESSERA_ATTENTION_FORWARD);
@@ -47,7 +45,7 @@ class Checker {
     TESSERA_CHECK(check_device());
     TESSERA_CHECK(read_tensors());
     TESSERA_CHECK(check_dims());
-    TESSERA_CHECK(check_options());
+    TESSERA_CHECK(check_options(in_, problem_));
     TESSERA_CHECK(check_lengths());
     TESSERA_CHECK(check_scales());
     TESSERA_CHECK(check_alignment());
@@ -370,70 +368,6 @@ class Checker {
                       "q");
   }
 
-  Status check_options() {
-    AttentionProblem& p = problem_;
-    if (!std::isfinite(in_.scale)) {
-      return invalid(format("scale is {}; a finite number is accepted, 0 for 1 / sqrt(head dim)", in_.scale));
-    }
-    p.scale = in_.scale != 0 ? in_.scale : 1.0f / std::sqrt(static_cast<float>(p.dim_qk));
-    if (!std::isfinite(in_.softcap) || in_.softcap < 0) {
-      return invalid(format("softcap is {}; a finite number above 0 is accepted, 0 for none", in_.softcap));
-    }
-    p.softcap = in_.softcap;
-    if ((in_.flags & ~kKnownFlags) != 0) {
-      return invalid(
-          format("flags has unknown bits {:#x}; TESSERA_CAUSAL, TESSERA_DETERMINISTIC, TESSERA_ROTARY_INTERLEAVED, "
-                 "TESSERA_BATCH_INVARIANT, TESSERA_FP8, TESSERA_FP8_ROTATE and TESSERA_FP8_RESIDUAL are known",
-                 in_.flags & ~kKnownFlags));
-    }
-    p.causal = (in_.flags & TESSERA_CAUSAL) != 0;
-    p.deterministic = (in_.flags & TESSERA_DETERMINISTIC) != 0;
-    p.rotary_interleaved = (in_.flags & TESSERA_ROTARY_INTERLEAVED) != 0;
-    p.batch_invariant = (in_.flags & TESSERA_BATCH_INVARIANT) != 0;
-    p.rounds_to_fp8 = (in_.flags & TESSERA_FP8) != 0;
-    p.rotates = (in_.flags & TESSERA_FP8_ROTATE) != 0;
-    if (p.rounds_to_fp8 && p.op != AttentionOp::kForward) {
-      return invalid(format("flags has TESSERA_FP8, which attention_forward takes; {} does not", name_of(p.op)));
-    }
-    if (p.rounds_to_fp8 && p.fp8) return invalid("flags has TESSERA_FP8, but q is e4m3 already");
-    p.residuals = (in_.flags & TESSERA_FP8_RESIDUAL) != 0;
-    if (p.rotates && !p.rounds_to_fp8) return invalid("flags has TESSERA_FP8_ROTATE, but not TESSERA_FP8");
-    if (p.residuals && !p.rounds_to_fp8) return invalid("flags has TESSERA_FP8_RESIDUAL, but not TESSERA_FP8");
-    if (p.rotates && p.residuals) {
-      return invalid("flags has TESSERA_FP8_ROTATE and TESSERA_FP8_RESIDUAL; one of them is accepted");
-    }
-    constexpr std::int64_t kChannels = 8;
-    if (p.residuals && p.dim_qk < kChannels) {
-      return invalid(format("q has head dim {}; TESSERA_FP8_RESIDUAL needs at least {}", p.dim_qk, kChannels));
-    }
-    if (p.rotary_interleaved && p.rotary_dim == 0) {
-      return invalid("flags has TESSERA_ROTARY_INTERLEAVED, but rotary_cos is null");
-    }
-    if (p.batch_invariant && p.op != AttentionOp::kDecode) {
-      return invalid(format("flags has TESSERA_BATCH_INVARIANT, which is for decode; {} is batch invariant anyway",
-                            name_of(p.op)));
-    }
-    if (in_.window_left < -1) {
-      return invalid(format("window_left is {}; 0 and above are accepted, -1 for no bound", in_.window_left));
-    }
-    if (in_.window_right < -1) {
-      return invalid(format("window_right is {}; 0 and above are accepted, -1 for no bound", in_.window_right));
-    }
-    p.window_left = in_.window_left;
-    p.window_right = in_.window_right;
-    if (in_.attention_chunk < 0) {
-      return invalid(format("attention_chunk is {}; 1 and above are accepted, 0 for no chunks", in_.attention_chunk));
-    }
-    if (in_.attention_chunk > 0 && p.op == AttentionOp::kBackward) {
-      return invalid(format("attention_chunk is {}, which attention_backward does not take", in_.attention_chunk));
-    }
-    if (in_.attention_chunk > 0 && leftpad_k_) {
-      return invalid("attention_chunk and leftpad_k are both given; one of them is accepted");
-    }
-    p.chunk = in_.attention_chunk;
-    return {};
-  }
-
   bool can_read_host_data() const { return look_ == Look::kEverything && out_.device.type == TESSERA_CPU; }
 
   Status check_lengths() {
@@ -491,7 +425,7 @@ class Checker {
     if (by_position && in_.alignment == TESSERA_ALIGN_UNSPECIFIED && !lengths_agree()) {
       return invalid(
           format("alignment is unspecified, but {} needs one if queries and keys differ in number ({}): "
-                 "TESSERA_ALIGN_TOP_LEFT or TESSERA_ALIGN_BOTTOM_RIGHT",
+                 "top_left or bottom_right (TESSERA_ALIGN_TOP_LEFT, TESSERA_ALIGN_BOTTOM_RIGHT)",
                  p.causal      ? "causal"
                  : p.alibi     ? "alibi_slopes"
                  : p.chunk > 0 ? "attention_chunk"

@@ -71,8 +71,10 @@ int box_rows_of(const AttentionProblem& p, const Device& device, int block_k) {
   const std::int64_t least_dim = p.fp8_cache ? 32 : 16;
   if (hopper_refuses(p, device) || p.seq_k == 0 || p.dim_qk % least_dim != 0 || p.dim_v % least_dim != 0) return 0;
   if (!p.paged) return block_k;
-  if (p.num_pages == 0 || p.page_size < kLeast || !std::has_single_bit(static_cast<std::uint64_t>(p.page_size)))
+  if (p.num_pages == 0 || p.page_size < kLeast || !std::has_single_bit(static_cast<std::uint64_t>(p.page_size)) ||
+      block_k / p.page_size > 32) {  // a lane of the producer warp loads one box
     return 0;
+  }
   return static_cast<int>(std::min<std::int64_t>(p.page_size, block_k));
 }
 
@@ -140,20 +142,34 @@ std::int64_t columns_of(const AttentionProblem& p, const Config& config) {
   return p.heads_kv * ceil_div(rows_of_group(p), config.row_warps * 16);
 }
 
+// CTAs of a cluster combine rows in turn. Only powers of two divide a row block; with others, rows behind it must be behind the
+// last of all.
+bool divides_rows(int cluster, const AttentionProblem& p, const Config& config) {
+  return std::has_single_bit(static_cast<unsigned>(cluster)) || rows_of_group(p) <= config.row_warps * 16;
+}
+
 // One launch instead of two, if a cluster for each row block of each key head fits the GPU at once. A CTA has an SM to
 // itself, because two of a cluster on one SM would share its bandwidth. A cluster is inside a GPC, and GPCs have SMs to
-// spare: of an H200's 132, clusters of four reach 120 at once, and one cluster more takes twice the time.
+// spare: of an H200's 132, clusters of four reach 120 at once, of six 102, and one cluster more takes twice the time.
+// Sizes that are no powers of two are for one sequence: with several, which may differ in length, a balanced schedule is safer.
 std::optional<Config> cluster_config(const AttentionProblem& p, const Device& device) {
   Config config = default_config(p, device);
   // The number of sequences decides, so that a result would depend on the rest of the batch.
   if (device.compute < 90 || config.stages == 1 || p.batch_invariant) return std::nullopt;
   const std::int64_t columns = saturating_product(p.batch, columns_of(p, config));
+  const auto fit_at_once = [&](int cluster) {
+    const bool even = std::has_single_bit(static_cast<unsigned>(cluster));
+    return (even || p.batch == 1) && divides_rows(cluster, p, config) &&
+           columns * cluster <= std::int64_t{device.multiprocessors} * (even ? 7 : 6) / 8;
+  };
   config.cluster = kLargestCluster;
-  const std::int64_t reached = std::int64_t{device.multiprocessors} * 7 / 8;
-  while (config.cluster > 1 && columns * config.cluster > reached) config.cluster /= 2;
+  while (config.cluster > 1 && !fit_at_once(config.cluster)) --config.cluster;
   config.box_rows = 0;
   const int keys = !p.fp8_cache ? 32 : config.dim_qk <= 128 && config.dim_v <= 128 ? 64 : 16;
-  config = with_boxes(first_that_fits(config, device, {{4, keys, 2, 1}, {4, std::max(16, keys / 2), 2, 1}}), p, device);
+  const int stages = p.fp8_cache || p.paged ? 2 : 3;
+  config = with_boxes(
+      first_that_fits(config, device, {{4, keys, stages, 1}, {4, keys, 2, 1}, {4, std::max(16, keys / 2), 2, 1}}), p,
+      device);
   if (config.cluster == 1 || columns == 0 || !fits(config, device)) return std::nullopt;
   return config;
 }
@@ -162,11 +178,14 @@ std::optional<Config> cluster_config(const AttentionProblem& p, const Device& de
 std::optional<Config> whole_config(const AttentionProblem& p, const Device& device) {
   const Config config = default_config(p, device);
   const int dim = std::max(config.dim_qk, config.dim_v);
-  if (device.compute < 90 || p.batch_invariant || p.paged || config.stages == 1) return std::nullopt;
-  if (config.row_warps > 1 || dim <= 64 || dim > 128 || config.box_rows > 0) return std::nullopt;
+  if (device.compute < 90 || p.batch_invariant || config.stages == 1) return std::nullopt;
+  if (config.row_warps > 1 || dim < 64 || dim > 128) return std::nullopt;
+  if (p.fp8_cache && (dim == 64 || config.box_rows > 0 || p.paged)) return std::nullopt;
   const std::int64_t blocks = saturating_product(p.batch, columns_of(p, config));
   if (blocks > device.multiprocessors || 10 * blocks < 9 * std::int64_t{device.multiprocessors}) return std::nullopt;
-  const Config whole = with_shape(config, p.fp8_cache ? Shape{8, 32, 2, 1} : Shape{8, 16, 3, 1});
+  Config whole = with_shape(config, p.fp8_cache ? Shape{8, 32, 2, 1} : Shape{8, 16, 3, 1});
+  whole.box_rows = p.paged ? box_rows_of(p, device, whole.block_k) : 0;
+  if (p.paged && whole.box_rows == 0) return std::nullopt;
   return fits(whole, device) ? std::optional(whole) : std::nullopt;
 }
 
@@ -186,7 +205,7 @@ bool is_valid(const Config& config, const AttentionProblem& p, const Device& dev
          warps * config.ctas_per_sm <= 16 && config.block_k > 0 && config.block_k % (16 * config.key_warps) == 0 &&
          std::has_single_bit(static_cast<unsigned>(config.block_k)) && config.stages >= 2 && config.ctas_per_sm >= 1 &&
          config.cluster >= 1 && config.cluster <= kLargestCluster && (config.cluster == 1 || device.compute >= 90) &&
-         fits(config, device);
+         divides_rows(config.cluster, p, config) && fits(config, device);
 }
 
 // What the tuner may try.
@@ -441,9 +460,11 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
   constexpr double kLaunch = 4.3;
   constexpr double kCombine = 2.7;
   constexpr double kCached = 4.0e7;  // bytes
+  constexpr double kMemory = 3.4e4;  // bytes per microsecond, of all SMs' share of the memory
   const double bytes = (p.fp8_cache ? 1.0 : 2.0) * static_cast<double>(p.batch) * static_cast<double>(p.seq_k) *
                        static_cast<double>(p.heads_kv) * static_cast<double>(p.dim_qk + p.dim_v);
-  const double rate = bytes < kCached ? 5.5e4 : 3.4e4;  // bytes per microsecond, of an SM
+  // Of an SM. Sequences of a batch may differ in length, and clusters would then wait for the longest.
+  const double rate = bytes < kCached ? 5.5e4 : p.batch == 1 ? 4.1e4 : kMemory;
   const std::int64_t clusters = saturating_product(p.batch, columns_of(p, config), config.cluster);
   const std::int64_t busy =
       config.cluster > 1 ? std::min<std::int64_t>(clusters, device.multiprocessors) : device.multiprocessors;
@@ -452,8 +473,9 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
   const double products =
       p.seq_q < 64 ? 0
                    : scores / (0.35 * portable_rate(device) * 64.0 / static_cast<double>(std::max(p.dim_qk, p.dim_v)));
+  const double from_memory = bytes < kCached ? 0 : bytes / (kMemory * static_cast<double>(device.multiprocessors));
   return kLaunch + (is_whole(p, config) ? 0 : kCombine) +
-         std::max(bytes / (rate * static_cast<double>(busy)), products);
+         std::max({bytes / (rate * static_cast<double>(busy)), from_memory, products});
 }
 
 engine::Offer offer_of(const AttentionProblem& p, const Config& config, const Device& device) {
@@ -521,6 +543,8 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     add(128, 4, false, true);
     list.back().batch = 16;
     add(128, 64, true, true);
+    add(128, 4, true);
+    list.back().batch = 16;
   }
   for (const int dim : {64, 80, 256}) add(dim, 4, false);
   add(128, 4, false);

@@ -41,6 +41,7 @@ std::string AttentionFamily::describe(const Problem& p) {
             : p.residuals ? "rounded to e4m3 with residuals "
                           : "rounded to e4m3 ";
   }
+  if (p.fp8_fast) text += "with truncated sums ";
   if (p.varlen) {
     text += format("{} packed sequences, Sq<={} Sk{}{}", p.batch, p.seq_q,
                    p.op == AttentionOp::kDecode ? "=" : "<=", p.seq_k);
@@ -95,6 +96,7 @@ engine::Fields AttentionFamily::fields(const Problem& p) {
   add("rounds_to_fp8", p.rounds_to_fp8, true);
   add("rotates", p.rotates, true);
   add("residuals", p.residuals, true);
+  add("fp8_fast", p.fp8_fast, true);
   add("q_scale_block", p.q_scale_block > 0, p.q_scale_block);
   add("k_scale_block", p.k_scale_block > 0, p.k_scale_block);
   add("v_scale_block", p.v_scale_block > 0, p.v_scale_block);
@@ -137,6 +139,7 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
   compare("rounded to e4m3", planned.rounds_to_fp8, given.rounds_to_fp8);
   compare("rotated", planned.rotates, given.rotates);
   compare("residuals", planned.residuals, given.residuals);
+  compare("truncated sums", planned.fp8_fast, given.fp8_fast);
   compare("rows per scale of q", planned.q_scale_block, given.q_scale_block);
   compare("rows per scale of k", planned.k_scale_block, given.k_scale_block);
   compare("rows per scale of v", planned.v_scale_block, given.v_scale_block);
@@ -209,9 +212,9 @@ std::string AttentionFamily::tuning_class(const Problem& p, int multiprocessors)
                            : !p.fp8                                     ? ""
                            : p.k_scale_block > 0 || p.v_scale_block > 0 ? "e4m3 in blocks to "
                                                                         : "e4m3 to ";
-  return format("{} {}{} d{}x{}{}{}{}{} q2^{} k2^{} {}", name_of(p.op), e4m3, name_of(p.dtype), p.dim_qk, p.dim_v,
-                attention::is_masked(p) ? " masked" : "", attention::has_score_mod(p) ? " score_mod" : "",
-                p.deterministic ? " deterministic" : "",
+  return format("{} {}{}{} d{}x{}{}{}{}{} q2^{} k2^{} {}", name_of(p.op), e4m3, p.fp8_fast ? "truncated " : "",
+                name_of(p.dtype), p.dim_qk, p.dim_v, attention::is_masked(p) ? " masked" : "",
+                attention::has_score_mod(p) ? " score_mod" : "", p.deterministic ? " deterministic" : "",
                 p.heads_q > p.heads_kv ? format(" group {}", p.heads_q / p.heads_kv) : "", bucket(p.seq_q),
                 bucket(most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
 }

@@ -78,10 +78,18 @@ Status enqueue(const Config& config, const AttentionArgs& given, const engine::L
 
 std::size_t workspace_of(const AttentionProblem& p) { return p.rounds_to_fp8 ? rounding_of(p, false).bytes : 0; }
 
+// The kernel sums in fp32 up to this head dim; above, registers are short, and the tensor cores truncate.
+constexpr std::int64_t kLargestSummedDim = 128, kTruncatedKeys = 1024;
+
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = fp8_refuses(p, device)) return reason;
   if (device.compute < 89) return "e4m3 needs sm_89 or newer";
   if (!p.vectors) return "needs rows at multiples of 16 bytes";
+  if (p.dim_v > kLargestSummedDim && p.seq_k > kTruncatedKeys && !p.fp8_fast) {
+    return format(
+        "above head dim {} of v, sums of more than {} keys would lose 1 % and more; TESSERA_FP8_FAST allows it",
+        kLargestSummedDim, kTruncatedKeys);
+  }
   if (!fp8_hopper_refuses(p, device)) return "attention_forward_fp8_sm90 is faster here";
   return std::nullopt;
 }
@@ -130,6 +138,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     list.push_back(with_variant(representative(device, AttentionOp::kForward, dim_qk, dim_v), variant));
     list.back().fp8 = true;
     list.back().v_scale_block = v_block;
+    if (dim_v > kLargestSummedDim) list.back().seq_q = list.back().seq_k = kTruncatedKeys;
   };
   for (const int dim : {64, 80, 128, 256}) add(dim, dim, {true, false}, 0);
   add(128, 128, {false, false}, 0);

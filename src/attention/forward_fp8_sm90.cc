@@ -26,23 +26,44 @@ struct Tile {
   int block_k;
   int stages;
   int q_stages;
+  int promoted_tiles;
 };
+
+// What the tensor cores' truncation takes from a sum is 1 % at 1,024 keys, if V has a mean, and grows with them. Longer
+// sums are promoted, every 512 keys or sooner.
+constexpr std::int64_t kTruncatedKeys = 1024;
+constexpr int kMostPromotedKeys = 512;
+bool promotes_sums(const AttentionProblem& p) { return p.seq_k > kTruncatedKeys && !p.fp8_fast; }
 
 // Scores (block_k / 2 registers a thread), probabilities (an eighth) and the output (dim_v / 2) live at once, in 240
 // registers with two consumers and in 160 with three. A tile has whole blocks of K's scales, and V's have whole tiles.
 constexpr Tile tile_of(int dim_qk, int dim_v, bool score_mod, bool k_blocks, std::int64_t v_block) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (v_block == 64) return {2, 64, dim <= 128 ? 4 : 2, 1};
-  if (dim > 192) return {2, k_blocks || v_block > 0 ? 64 : 96, 2, 1};
-  if (score_mod || k_blocks || v_block > 0) return {2, dim <= 128 ? 128 : 64, dim <= 128 ? 3 : 2, 1};
-  if (dim <= 96) return {3, 128, 3, 2};
-  if (dim_v <= 128 && dim_qk <= 160) return {3, 96, 3, 2};
-  return {2, 96, 2, 1};
+  if (v_block == 64) return {2, 64, dim <= 128 ? 4 : 2, 1, 0};
+  if (dim > 192) return {2, k_blocks || v_block > 0 ? 64 : 96, 2, 1, 0};
+  if (score_mod || k_blocks || v_block > 0) return {2, dim <= 128 ? 128 : 64, dim <= 128 ? 3 : 2, 1, 0};
+  if (dim <= 96) return {3, 128, 3, 2, 0};
+  if (dim_v <= 128 && dim_qk <= 160) return {3, 96, 3, 2, 0};
+  return {2, 96, 2, 1, 0};
+}
+
+// The same with room for sums in shared memory, and registers to add to them. rounds: q, with a mask.
+constexpr Tile promoting_tile_of(int dim_qk, int dim_v, bool score_mod, bool blocks, bool rounds) {
+  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
+  if (dim > 128 || score_mod || blocks) return {2, 64, dim <= 128 ? 3 : 2, 1, 8};
+  if (dim <= 64) return {3, 96, 5, 1, 4};
+  if (dim > 96 && rounds) return {2, 160, 2, 1, 3};
+  return {3, 64, 3, 1, 8};
 }
 
 // The forward rounds q itself, and k and v come with scales of its key tiles, so that no CTA of the quantiser waits for
-// another. Residuals and rotations are of whole heads' keys and of q alike.
-bool rounds_tiles(const AttentionProblem& p) { return p.rounds_to_fp8 && !p.rotates && !p.residuals; }
+// another. Residuals and rotations are of whole heads' keys and of q alike. Above head dim 192, Q as it is given has no room
+// beside the sums of long sequences.
+bool rounds_tiles(const AttentionProblem& p) {
+  constexpr std::int64_t kLargestDim = 192;
+  const bool has_room = std::max(p.dim_qk, p.dim_v) <= kLargestDim || !promotes_sums(p);
+  return p.rounds_to_fp8 && !p.rotates && !p.residuals && has_room;
+}
 
 // given: before as_e4m3, as in all functions below.
 std::vector<Config> default_configs(const AttentionProblem& given) {
@@ -61,7 +82,7 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
                        .dim_v = v,
                        .consumers = tile.consumers,
                        .block_k = tile.block_k,
-                       .stages = run_ahead ? kStagesAhead : tile.stages,
+                       .stages = run_ahead && tile.promoted_tiles == 0 ? kStagesAhead : tile.stages,
                        .q_stages = rounds ? 1 : tile.q_stages,  // released as soon as Q is rounded
                        .ping_pong = !run_ahead,
                        .dynamic_scheduler = dynamic_scheduler,
@@ -71,9 +92,11 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
                        .v_blocks = p.v_scale_block > 0,
                        .tile_scales = rounds,
                        .rounds_q = rounds,
-                       .promotes = false});
+                       .promoted_tiles = tile.promoted_tiles});
   };
-  const Tile tile = tile_of(qk, v, score_mod, k_blocks, p.v_scale_block);
+  const Tile tile = promotes_sums(p)
+                        ? promoting_tile_of(qk, v, score_mod, k_blocks || p.v_scale_block > 0, rounds && masked)
+                        : tile_of(qk, v, score_mod, k_blocks, p.v_scale_block);
   add(tile, false);
   if (masked) add(tile, true);
   return configs;
@@ -90,7 +113,9 @@ bool fits(const Config& c, const AttentionProblem& given, const Device& device) 
                           c.masked == is_masked(p) && c.score_mod == has_score_mod(p) &&
                           c.k_blocks == (p.k_scale_block > 0) && c.v_blocks == (p.v_scale_block > 0) &&
                           c.tile_scales == rounds_tiles(given) && c.rounds_q == rounds_tiles(given);
-  return of_problem && c.consumers >= 2 && c.consumers <= 3 && c.block_k >= 32 && c.block_k % 32 == 0 &&
+  const bool promotes = promotes_sums(p) ? c.promoted_tiles > 0 && c.promoted_tiles * c.block_k <= kMostPromotedKeys
+                                         : c.promoted_tiles == 0;
+  return of_problem && promotes && c.consumers >= 2 && c.consumers <= 3 && c.block_k >= 32 && c.block_k % 32 == 0 &&
          c.block_k <= 256 && c.stages >= 2 && c.stages <= 8 && (c.q_stages == 1 || c.q_stages == 2) &&
          (!c.k_blocks || c.block_k % kScaleKeys == 0) && (!c.v_blocks || p.v_scale_block % c.block_k == 0) &&
          (!c.v_blocks || c.block_k >= 64) && fits_shared_memory(c, device);
@@ -102,7 +127,7 @@ jit::KernelInstance main_kernel(const Config& config) {
                      config.dim_v, block_q_of(config), config.block_k, config.masked ? "_masked" : "",
                      config.score_mod ? "_score_mod" : "", config.dynamic_scheduler ? "_dynamic" : "",
                      config.k_blocks ? "_k_blocks" : "", config.v_blocks ? "_v_blocks" : "",
-                     config.rounds_q ? "_rounds_q" : "", config.promotes ? "_promotes" : ""),
+                     config.rounds_q ? "_rounds_q" : "", config.promoted_tiles > 0 ? "_promotes" : ""),
       .header = "attention/forward_fp8_sm90.cuh",
       .entry = "attention_forward_fp8_sm90",
       .params = "AttentionForwardFp8Sm90Params",
@@ -260,7 +285,7 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
 // Registers of a consumer's thread, roughly.
 constexpr int estimated_registers(const Config& c) {
   constexpr int kRest = 32;  // addresses, the rows' references and sums
-  return c.block_k / 2 + c.block_k / 8 + c.dim_v / 2 * (c.promotes ? 2 : 1) + kRest;
+  return c.block_k / 2 + c.block_k / 8 + c.dim_v / 2 + kRest;
 }
 
 std::vector<engine::Config> searches(const AttentionProblem& given, const Device& device) {
@@ -310,6 +335,13 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   }
   list.push_back(with_variant(representative(device, AttentionOp::kForward, 128, 128), {true, false}));
   list.back().rounds_to_fp8 = true;
+  for (const int dim : {64, 128}) {  // short sequences
+    add(dim, dim, {dim == 64, false}, 0, 0);
+    list.back().seq_q = list.back().seq_k = kTruncatedKeys;
+    list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), {dim == 128, false}));
+    list.back().rounds_to_fp8 = true;
+    list.back().seq_q = list.back().seq_k = kTruncatedKeys;
+  }
   return list;
 }
 

@@ -32,6 +32,7 @@ struct AttentionProblem {
   bool rounds_to_fp8 = false;      // forward: q, k and v are rounded to e4m3 first, with a scale for each head or less
   bool rotates = false;            // and q and k rotated before that
   bool residuals = false;          // or what rounding takes from their largest channels kept in more columns
+  bool fp8_fast = false;           // forward of e4m3: sums of many keys may be truncated
   std::int64_t q_scale_block = 0;  // rows of a sequence that share a scale: 64, 128, or 0 for all
   std::int64_t k_scale_block = 0;
   std::int64_t v_scale_block = 0;

@@ -63,10 +63,13 @@ std::string describe(tessera_dtype dtype) {
   if (is(dtype, TESSERA_FLOAT, 16)) return "fp16";
   if (is(dtype, TESSERA_BFLOAT, 16)) return "bf16";
   if (is_e4m3(dtype)) return "e4m3";
+  constexpr int kComplex = 5, kBool = 6;  // of DLPack, whose other types are fp8 and narrower
+  if (dtype.code == kBool) return "bool";
   const char* kind = dtype.code == TESSERA_INT      ? "int"
                      : dtype.code == TESSERA_UINT   ? "uint"
                      : dtype.code == TESSERA_FLOAT  ? "float"
                      : dtype.code == TESSERA_BFLOAT ? "bfloat"
+                     : dtype.code == kComplex       ? "complex"
                                                     : "type code ";
   std::string text =
       format("{}{}", kind, kind[0] == 't' ? format("{} of {} bits", dtype.code, dtype.bits) : format("{}", dtype.bits));

@@ -80,6 +80,10 @@ engine::Config named(const Choice& choice) {
     config.push_back(
         {"reduce", {{"splits", static_cast<std::int64_t>(choice.splits)}, {"transposed", choice.swapped}}});
   }
+  if (choice.rest_rows > 0) {
+    config.push_back({"rest", engine::fields_of(choice.rest)});
+    config.back().fields.push_back({"rows", choice.rest_rows});
+  }
   return config;
 }
 
@@ -244,6 +248,23 @@ int shift_of(const GemmView& view, std::int64_t row) {
   return static_cast<int>(address % 16 / 2);
 }
 
+// The rows from `first` on.
+GemmArgs rows_from(const GemmArgs& args, std::int64_t first, std::int64_t rows) {
+  GemmArgs part = args;
+  const GemmProblem& p = args.problem;
+  part.problem.m = rows;
+  const auto advance = [&](GemmView& view, DType dtype, std::int64_t elements) {
+    if (view.data == nullptr) return;
+    view.data = static_cast<std::byte*>(view.data) + elements * static_cast<std::int64_t>(size_of(dtype));
+  };
+  advance(part.a, p.dtype, first * (p.a_transposed ? 1 : part.a.row_stride));
+  advance(part.out, p.out_dtype, first * part.out.row_stride);
+  advance(part.residual, p.out_dtype, first * part.residual.row_stride);
+  advance(part.saved, p.dtype, first * part.saved.row_stride);
+  advance(part.preactivation, p.dtype, first * part.preactivation.row_stride);
+  return part;
+}
+
 // Where out begins in each partial result, in the order of their terms (kernels/gemm/dense_sm90_work.cuh).
 std::vector<Index> partial_results(const GemmArgs& args, const Choice& choice) {
   const GemmProblem& p = args.problem;
@@ -311,8 +332,20 @@ Status enqueue(const Choice& choice, const GemmArgs& whole, const engine::Launch
   const auto enqueue_with = choice.main.strided == kStridedM   ? enqueue_main<gemm_sm90::kRowGroups, 1>
                             : choice.main.strided == kStridedK ? enqueue_main<1, gemm_sm90::kRowGroups>
                                                                : enqueue_main<1, 1>;
-  const Status s = enqueue_with(choice, args, a, b, gate, partial, main, launch.stream);
-  if (!s.ok() || !choice.main.split) return s;
+  GemmArgs padded = args;
+  padded.a = a;
+  const auto enqueue_rows = [&](const Choice& part, std::int64_t first, std::int64_t rows, const cuda::Kernel& one) {
+    const GemmArgs of_rows = rows_from(padded, first, rows);
+    return enqueue_with(part, of_rows, of_rows.a, b, gate, partial, one, launch.stream);
+  };
+  const std::int64_t main_rows = p.m - choice.rest_rows;
+  if (Status s = enqueue_rows(choice, 0, main_rows, main); !s.ok()) return s;
+  if (choice.rest_rows > 0) {
+    Choice rest = choice;
+    rest.main = choice.rest;
+    return enqueue_rows(rest, main_rows, choice.rest_rows, *launch.kernels[kernel]);
+  }
+  if (!choice.main.split) return {};
   const auto reduce = reduce_work(whole, static_cast<const float*>(partial), partial_columns(p, choice.access),
                                   partial_results(args, choice), choice.swapped);
   if (!reduce.ok()) return reduce.status();
@@ -354,6 +387,7 @@ std::optional<Recipe> recipe(const GemmProblem& p, const Device& device, const e
     recipe.problem = p;
     if (access.pad_a || access.pad_b) recipe.steps.push_back({"pad", instance_of(pad_config())});
     recipe.steps.push_back({"main", main_kernel(choice.main)});
+    if (choice.rest_rows > 0) recipe.steps.push_back({"rest", main_kernel(choice.rest)});
     bool pairs = choice.main.pairs, out_pairs = pairs;
     if (choice.main.split) {
       const bool shifted = access.strided == kStridedK && !main_problem(p, choice).b_aligned;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/format.h"
@@ -221,6 +222,42 @@ bool fits(const Choice& choice, const Device& device) {
          static_cast<std::size_t>(gemm_sm90::layout(choice.main).bytes) <= device.shared_memory_per_block;
 }
 
+GemmProblem with_rows(const GemmProblem& p, std::int64_t rows) {
+  GemmProblem part = p;
+  part.m = rows;
+  return part;
+}
+
+double launch_time(const GemmProblem& p, const Device& device, const Choice& choice);
+
+// Of tiles that do not fill their last round, the rows of that round in smaller tiles. Nothing if that is not faster.
+std::optional<Choice> with_rest(const GemmProblem& p, const Device& device, const Choice& whole, bool strides) {
+  if (p.grouping != kUngrouped || whole.main.split) return std::nullopt;
+  const Tile tile = tile_of(whole.main);
+  const std::int64_t clusters = device.multiprocessors / tile.cluster;
+  const std::int64_t rows = row_tiles(p, whole.access, tile), columns = column_tiles(p, whole.access, tile);
+  if (clusters == 0 || columns == 0) return std::nullopt;
+  const std::int64_t groups = whole.access.strided == kStridedM ? gemm_sm90::kRowGroups : 1;
+  const std::int64_t full = rows * columns / clusters * clusters / columns / groups * groups;  // row tiles
+  const std::int64_t first = full * tile.block_m * (tile.shares_a ? 1 : tile.cluster);
+  if (full == 0 || full == rows || first >= p.m) return std::nullopt;
+  const GemmProblem last = with_rows(p, p.m - first);
+  Choice best = whole;
+  best.rest_rows = last.m;
+  double least = 0;
+  for (const Tile& smaller : tiles_for(last, strides)) {
+    const Choice rest = choice_of(last, device, smaller, 1, strides);
+    const double time = launch_time(last, device, rest);
+    if (!fits(rest, device) || rest.access != whole.access || (least > 0 && time >= least)) continue;
+    least = time;
+    best.rest = rest.main;
+  }
+  constexpr double kWorthwhile = 1;  // microseconds
+  const double apart = launch_time(with_rows(p, first), device, whole) + least;
+  if (least == 0 || apart + kWorthwhile > launch_time(p, device, whole)) return std::nullopt;
+  return best;
+}
+
 void add_choices(const GemmProblem& p, const Device& device, bool swapped, std::vector<Choice>& choices) {
   for (const bool strides : {true, false}) {
     const Access access = access_of(p, false, strides);
@@ -231,7 +268,9 @@ void add_choices(const GemmProblem& p, const Device& device, bool swapped, std::
         choice.swapped = swapped;
         // Partial sums need no stride for the sake of out. Only the step that adds them transposes.
         const bool differs = !strides || choice.access.strided != kStridedNone;
-        if (differs && (choice.main.split || !swapped) && fits(choice, device)) choices.push_back(choice);
+        if (!differs || (swapped && !choice.main.split) || !fits(choice, device)) return;
+        choices.push_back(choice);
+        if (const auto rest = with_rest(p, device, choice, strides)) choices.push_back(*rest);
       };
       add(1);
       if (const int splits = splits_of(p, device, access, tile); splits > 1) add(splits);
@@ -296,7 +335,9 @@ std::int64_t copies_of_b(const GemmProblem& p, const Access& access) {
   return access.shift_b ? gemm_sm90::kRowGroups : layers_of_b(p);
 }
 
-double predicted_time(const GemmProblem& p, const Device& device, const Choice& choice) {
+namespace {
+// Of main alone.
+double launch_time(const GemmProblem& p, const Device& device, const Choice& choice) {
   constexpr double kClock = 1550;         // cycles per microsecond, under load
   constexpr double kMultiplyAdds = 2048;  // per cycle and multiprocessor
   constexpr double kL2Bytes = 40;         // per cycle and multiprocessor
@@ -332,8 +373,18 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
   const double epilogues = epilogue * static_cast<double>(partials_of_part(p, choice));
   const double cycles = c.ping_pong ? rounds * std::max(main_loop, (main_loop + epilogues) / 2) + epilogue
                                     : rounds * (main_loop + epilogues);
-  double time = 2.0 + cycles / kClock;
-  if (c.split) time += reduce_time(p, partials_of(choice));
+  return 2.0 + cycles / kClock;
+}
+}  // namespace
+
+double predicted_time(const GemmProblem& p, const Device& device, const Choice& choice) {
+  double time = launch_time(with_rows(p, p.m - choice.rest_rows), device, choice);
+  if (choice.rest_rows > 0) {
+    Choice rest = choice;
+    rest.main = choice.rest;
+    time += launch_time(with_rows(p, choice.rest_rows), device, rest);
+  }
+  if (choice.main.split) time += reduce_time(p, partials_of(choice));
   const auto a_layers = static_cast<double>(layers_of_a(p));
   if (choice.access.pad_a) time += a_layers * pad_time(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k);
   if (choice.access.pad_b) {
@@ -356,6 +407,11 @@ std::string why_of(const GemmProblem& whole, const Choice& choice) {
   std::string why = format("{}{} tiles of {} x {}", p.grouping == kRaggedRows ? "about " : "",
                            tiles_of(p, choice.access, tile) * tile.cluster, tile.block_m,
                            choice.main.gated ? tile.block_n / 2 : tile.block_n);
+  if (choice.rest_rows > 0) {
+    why = format("{} rows in tiles of {} x {}, the last {} in tiles of {} x {}", p.m - choice.rest_rows, tile.block_m,
+                 choice.main.gated ? tile.block_n / 2 : tile.block_n, choice.rest_rows, choice.rest.block_m,
+                 choice.rest.gated ? choice.rest.block_n / 2 : choice.rest.block_n);
+  }
   if (choice.splits > 1) why += format(", K in {} parts", choice.splits);
   if (choice.swapped) why += "; the transposed product, with a and b exchanged";
   const Access& access = choice.access;

@@ -20,6 +20,8 @@ struct Access {
   bool tma_store = true;
   bool edges = false;        // threads store what is not a whole chunk of 16 bytes
   int staged = kStagedNone;  // the epilogue's matrix that TMA moves too
+
+  bool operator==(const Access&) const = default;
 };
 
 struct Choice {
@@ -27,6 +29,9 @@ struct Choice {
   int splits;  // parts of K
   Access access;
   bool swapped;  // the transposed product is computed: A and B are exchanged, and the last step transposes
+  // The last rows, if they are computed by a launch of their own in smaller tiles: those of main fill whole rounds.
+  std::int64_t rest_rows;
+  GemmDenseSm90Config rest;
 };
 
 struct Tile {

@@ -46,8 +46,9 @@ GateRow judge(const CompileRequest& request, bool use_cache) {
 }
 
 // ".dim = 64", ".causal = true", ...: the fields of a designated initialiser, each with its value.
-std::vector<std::string> fields_of(const KernelInstance& instance) {
-  std::vector<std::string> fields{format("min_blocks {}", instance.min_blocks)};
+std::vector<std::string> fields_of(const CompileRequest& request) {
+  const KernelInstance& instance = request.instance;
+  std::vector<std::string> fields{request.target.arch, format("min_blocks {}", instance.min_blocks)};
   std::size_t from = instance.config.find('{');
   while (from < instance.config.size()) {
     const std::size_t end = std::min(instance.config.find(',', from + 1), instance.config.size());
@@ -59,29 +60,29 @@ std::vector<std::string> fields_of(const KernelInstance& instance) {
 
 }  // namespace
 
-std::vector<KernelInstance> pairwise(const std::vector<KernelInstance>& instances) {
+std::vector<CompileRequest> pairwise(const std::vector<CompileRequest>& requests) {
   std::map<std::string, std::map<std::pair<std::string, std::string>, bool>> covered;  // by kernel
   std::vector<std::vector<bool*>> pairs;
-  for (const KernelInstance& instance : instances) {
-    const std::vector<std::string> fields = fields_of(instance);
-    auto& of_kernel = covered[instance.header + " " + instance.entry];
+  for (const CompileRequest& request : requests) {
+    const std::vector<std::string> fields = fields_of(request);
+    auto& of_kernel = covered[request.instance.header + " " + request.instance.entry];
     std::vector<bool*>& own = pairs.emplace_back();
     for (std::size_t i = 0; i < fields.size(); ++i) {
       for (std::size_t j = i + 1; j < fields.size(); ++j) own.push_back(&of_kernel[{fields[i], fields[j]}]);
     }
   }
   // The one with the most pairs that are still missing, until none is.
-  std::vector<KernelInstance> kept;
+  std::vector<CompileRequest> kept;
   for (;;) {
     std::size_t best = 0;
     std::ptrdiff_t most = 0;
-    for (std::size_t i = 0; i < instances.size(); ++i) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
       const std::ptrdiff_t missing = std::count_if(pairs[i].begin(), pairs[i].end(), [](const bool* c) { return !*c; });
       if (missing > most) most = missing, best = i;
     }
     if (most == 0) return kept;
     for (bool* c : pairs[best]) *c = true;
-    kept.push_back(instances[best]);
+    kept.push_back(requests[best]);
   }
 }
 

@@ -40,9 +40,9 @@ struct GateOptions {
 // Fails only if there is no NVRTC or no memory; each row carries its own failure.
 Result<GateReport> run_gate(const std::vector<CompileRequest>& requests, const GateOptions& options);
 
-// Fewer instances that show nearly as much: of each kernel, some that have between them every two values of Config fields
-// (and of min_blocks) that any instance has together.
-std::vector<KernelInstance> pairwise(const std::vector<KernelInstance>& instances);
+// Fewer requests that show nearly as much: of each kernel, some that have between them every two values of Config fields
+// that any request has together. min_blocks and the architecture count as fields.
+std::vector<CompileRequest> pairwise(const std::vector<CompileRequest>& requests);
 
 // Why an image with this report must not be used on this architecture; empty if it may be used.
 std::string refusal(const Resources& resources, int dynamic_smem_bytes, const std::string& arch);

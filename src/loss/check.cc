@@ -1,32 +1,18 @@
 #include "loss/check.h"
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
-#include <optional>
 #include <utility>
 
 #include "base/arguments.h"
+#include "base/arithmetic.h"
 #include "base/format.h"
 #include "base/tensor.h"
+#include "mlp/check.h"
 
 namespace tessera::loss {
 namespace {
-
-struct Slot {
-  const char* name;
-  const tessera_tensor* tessera_loss::*given;
-  bool needed;
-  Access access;
-  int rank;
-  LossView LossArgs::*view;
-};
-constexpr std::array<Slot, 4> kSlots = {{
-    {"params", &tessera_loss::params, true, Access::kRead, 3, &LossArgs::params},
-    {"target", &tessera_loss::target, true, Access::kRead, 1, &LossArgs::target},
-    {"out", &tessera_loss::out, true, Access::kWrite, 1, &LossArgs::out},
-    {"dparams", &tessera_loss::dparams, false, Access::kWrite, 3, &LossArgs::dparams},
-}};
-enum : std::size_t { kParams, kTarget, kOut, kDparams };
 
 Status check_options(const tessera_loss& in, LossProblem& p) {
   if (in.flags != 0) return invalid(format("flags is {:#x}; 0 is accepted", in.flags));
@@ -53,62 +39,124 @@ Status check_absent(LossOp op, std::initializer_list<std::pair<const char*, cons
   return {};
 }
 
+Status check_required(LossOp op, std::initializer_list<std::pair<const char*, const tessera_tensor*>> tensors) {
+  for (const auto& [name, given] : tensors) {
+    if (given == nullptr) return invalid(format("{} is null; {} needs it", name, name_of(op)));
+  }
+  return {};
+}
+
+// target, out and dparams of a likelihood, whose problem has dtype, rows and components. first: the tensor that has given them.
+Status check_likelihood(const tessera_loss& in, const char* first, Look look, CheckedLoss& out) {
+  LossProblem& p = out.args.problem;
+  const bool look_at_data = look == Look::kEverything;
+  const auto read = [&](const char* name, const tessera_tensor& given, Element element, Access access, int rank,
+                        std::initializer_list<std::int64_t> shape, LossView& view, DType& dtype) -> Status {
+    TESSERA_CHECK(check_same_device(name, given.device, first, out.device));
+    CheckedTensor t;
+    TESSERA_CHECK(check_tensor(given, {name, element, access, rank, rank}, look_at_data, t));
+    dtype = dtype_of(t.dtype);
+    if (dtype != p.dtype && dtype != DType::kFloat32) {
+      return invalid(format("{} is {}, but {} is {}; the same or fp32 is accepted", name, describe(t.dtype), first,
+                            name_of(p.dtype)));
+    }
+    int dim = 0;
+    for (const std::int64_t want : shape) {
+      const std::int64_t is = t.shape[static_cast<std::size_t>(dim)];
+      if (is != want) return invalid(format("{} has size {} in dim {}; {} is expected", name, is, dim, want));
+      ++dim;
+    }
+    view = {t.data, rank == 3 ? t.strides[0] : std::int64_t{t.shape[0] > 1}, rank == 3 ? t.strides[1] : 0};
+    return {};
+  };
+  DType dtype{};
+  TESSERA_CHECK(
+      read("target", *in.target, Element::kFloating, Access::kRead, 1, {p.rows}, out.args.target, p.target_dtype));
+  TESSERA_CHECK(read("out", *in.out, Element::kFloat32, Access::kWrite, 1,
+                     {p.reduction == Reduction::kNone ? p.rows : 1}, out.args.out, dtype));
+  p.gradient = in.dparams != nullptr;
+  if (p.gradient) {
+    TESSERA_CHECK(read("dparams", *in.dparams, Element::kFloating, Access::kWrite, 3, {p.rows, p.components, 3},
+                       out.args.dparams, dtype));
+    if (dtype != p.dtype) {
+      return invalid(
+          format("dparams is {}, but {} is {}; they must be the same", name_of(dtype), first, name_of(p.dtype)));
+    }
+  }
+  if (p.rows == 0 && p.reduction == Reduction::kMean)
+    return invalid(format("{} has no rows, which have no mean", first));
+  return {};
+}
+
 Status check_gmm_nll(const tessera_loss& in, Look look, CheckedLoss& out) {
   LossProblem& p = out.args.problem;
   TESSERA_CHECK(check_absent(p.op, {{"hidden", in.hidden},
                                     {"weight", in.weight},
                                     {"dout", in.dout},
                                     {"dhidden", in.dhidden},
-                                    {"dweight", in.dweight}}));
-  for (const Slot& slot : kSlots) {
-    if (slot.needed && in.*slot.given == nullptr) {
-      return invalid(format("{} is null; {} needs it", slot.name, name_of(p.op)));
-    }
-  }
+                                    {"dweight", in.dweight},
+                                    {"x", in.x},
+                                    {"up", in.up},
+                                    {"down", in.down}}));
+  TESSERA_CHECK(check_required(p.op, {{"params", in.params}, {"target", in.target}, {"out", in.out}}));
   TESSERA_CHECK(check_options(in, p));
-  p.gradient = in.dparams != nullptr;
   out.device = in.params->device;
   TESSERA_CHECK(check_device("params", out.device));
-
-  std::array<std::optional<CheckedTensor>, kSlots.size()> checked;
-  for (std::size_t i = 0; i < kSlots.size(); ++i) {
-    const Slot& slot = kSlots[i];
-    const tessera_tensor* given = in.*slot.given;
-    if (given == nullptr) continue;
-    TESSERA_CHECK(check_same_device(slot.name, given->device, "params", out.device));
-    const TensorRule rule{slot.name, i == kOut ? Element::kFloat32 : Element::kFloating, slot.access, slot.rank,
-                          slot.rank};
-    CheckedTensor& t = checked[i].emplace();
-    TESSERA_CHECK(check_tensor(*given, rule, look == Look::kEverything, t));
-    const DType own = dtype_of(t.dtype), first = dtype_of(checked[kParams]->dtype);
-    if (i != kOut && own != first && !(i == kTarget && own == DType::kFloat32)) {
-      return invalid(format("{} is {}, but params is {}; {}", slot.name, describe(t.dtype),
-                            describe(checked[kParams]->dtype),
-                            i == kTarget ? "the same or fp32 is accepted" : "they must be the same"));
-    }
-    out.args.*slot.view = {t.data, slot.rank == 3 ? t.strides[0] : std::int64_t{t.shape[0] > 1},
-                           slot.rank == 3 ? t.strides[1] : 0};
+  CheckedTensor params;
+  TESSERA_CHECK(
+      check_tensor(*in.params, {"params", Element::kFloating, Access::kRead, 3, 3}, look == Look::kEverything, params));
+  if (params.shape[2] != 3) {
+    return invalid(format("params has size {} in dim 2; 3 is expected", params.shape[2]));
   }
-
-  const CheckedTensor& params = *checked[kParams];
   p.dtype = dtype_of(params.dtype);
-  p.target_dtype = dtype_of(checked[kTarget]->dtype);
   p.rows = params.shape[0];
   p.components = params.shape[1];
-  const auto match = [&](std::size_t slot, int dim, std::int64_t want) {
-    const std::int64_t is = checked[slot]->shape[dim];
-    if (is == want) return Status();
-    return invalid(format("{} has size {} in dim {}; {} is expected", kSlots[slot].name, is, dim, want));
-  };
-  TESSERA_CHECK(match(kParams, 2, 3));
   if (p.components == 0) return invalid("params has 0 components; 1 and more is accepted");
-  TESSERA_CHECK(match(kTarget, 0, p.rows));
-  TESSERA_CHECK(match(kOut, 0, p.reduction == Reduction::kNone ? p.rows : 1));
-  if (p.gradient) {
-    for (int dim = 0; dim < 3; ++dim) TESSERA_CHECK(match(kDparams, dim, params.shape[dim]));
+  out.args.params = {params.data, params.strides[0], params.strides[1]};
+  return check_likelihood(in, "params", look, out);
+}
+
+Status check_mlp_gmm_nll(const tessera_loss& in, Look look, CheckedLoss& out) {
+  LossProblem& p = out.args.problem;
+  TESSERA_CHECK(check_absent(p.op, {{"params", in.params},
+                                    {"hidden", in.hidden},
+                                    {"weight", in.weight},
+                                    {"dout", in.dout},
+                                    {"dhidden", in.dhidden},
+                                    {"dweight", in.dweight}}));
+  TESSERA_CHECK(
+      check_required(p.op, {{"x", in.x}, {"up", in.up}, {"down", in.down}, {"target", in.target}, {"out", in.out}}));
+  TESSERA_CHECK(check_options(in, p));
+  // The MLP's result is in the workspace or nowhere: what it is to the check has rows of whole 16 bytes.
+  alignas(16) static char nowhere[16];
+  const auto size_of_dim = [](const tessera_tensor& t) { return t.ndim > 0 && t.shape != nullptr ? t.shape[0] : 0; };
+  std::int64_t shape[] = {size_of_dim(*in.x), size_of_dim(*in.down)};
+  std::int64_t strides[] = {ceil_div(std::max<std::int64_t>(shape[1], 1), 8) * 8, 1};
+  tessera_tensor result = *in.x;
+  result.data = nowhere;
+  result.ndim = 2;
+  result.shape = shape;
+  result.strides = strides;
+  result.byte_offset = 0;
+  tessera_mlp mlp = TESSERA_MLP_INIT;
+  mlp.x = in.x;
+  mlp.up = in.up;
+  mlp.down = in.down;
+  mlp.out = &result;
+  mlp.activation = in.activation;
+  const auto checked =
+      mlp::check(TESSERA_MLP_FORWARD, &mlp, look == Look::kEverything ? mlp::Look::kEverything : mlp::Look::kShapes);
+  if (!checked.ok()) return checked.status();
+  out.device = checked->device;
+  out.args.mlp = checked->args;
+  p.mlp = checked->args.problem;
+  p.dtype = p.mlp.dtype;
+  p.rows = p.mlp.m;
+  p.components = p.mlp.n / 3;
+  if (p.mlp.n == 0 || p.mlp.n % 3 != 0) {
+    return invalid(format("down has {} rows; 3 for each component, at least 3, are accepted", p.mlp.n));
   }
-  if (p.rows == 0 && p.reduction == Reduction::kMean) return invalid("params has no rows, which have no mean");
-  return {};
+  return check_likelihood(in, "x", look, out);
 }
 
 // The tensors of kLinearCrossEntropy. Rows and columns of a matrix: which of the problem's sizes they are.
@@ -162,14 +210,10 @@ bool allows_tensor_map(const CheckedTensor& t) {
 
 Status check_linear_cross_entropy(const tessera_loss& in, Look look, CheckedLoss& out) {
   LossProblem& p = out.args.problem;
-  const auto required = [&](const char* name, const tessera_tensor* given) {
-    return given != nullptr ? Status() : invalid(format("{} is null; {} needs it", name, name_of(p.op)));
-  };
-  TESSERA_CHECK(check_absent(p.op, {{"params", in.params}, {"dparams", in.dparams}}));
-  TESSERA_CHECK(required("hidden", in.hidden));
-  TESSERA_CHECK(required("weight", in.weight));
-  TESSERA_CHECK(required("target", in.target));
-  TESSERA_CHECK(required("out", in.out));
+  TESSERA_CHECK(check_absent(
+      p.op, {{"params", in.params}, {"dparams", in.dparams}, {"x", in.x}, {"up", in.up}, {"down", in.down}}));
+  TESSERA_CHECK(
+      check_required(p.op, {{"hidden", in.hidden}, {"weight", in.weight}, {"target", in.target}, {"out", in.out}}));
   TESSERA_CHECK(check_options(in, p));
   p.dhidden = in.dhidden != nullptr;
   p.dweight = in.dweight != nullptr;
@@ -225,15 +269,17 @@ Status check_linear_cross_entropy(const tessera_loss& in, Look look, CheckedLoss
 
 Status check_known(tessera_loss_op op, const tessera_loss& in, Look look, CheckedLoss& out) {
   out.args.problem.op = static_cast<LossOp>(op);
-  return op == TESSERA_LOSS_GMM_NLL ? check_gmm_nll(in, look, out) : check_linear_cross_entropy(in, look, out);
+  if (op == TESSERA_LOSS_GMM_NLL) return check_gmm_nll(in, look, out);
+  return op == TESSERA_LOSS_MLP_GMM_NLL ? check_mlp_gmm_nll(in, look, out) : check_linear_cross_entropy(in, look, out);
 }
 
 Status check_into(tessera_loss_op op, const tessera_loss* args, Look look, CheckedLoss& out) {
-  if (op != TESSERA_LOSS_GMM_NLL && op != TESSERA_LOSS_LINEAR_CROSS_ENTROPY) {
-    return invalid(
-        format("op is {}; TESSERA_LOSS_GMM_NLL and TESSERA_LOSS_LINEAR_CROSS_ENTROPY are known", static_cast<int>(op)));
+  if (op != TESSERA_LOSS_GMM_NLL && op != TESSERA_LOSS_LINEAR_CROSS_ENTROPY && op != TESSERA_LOSS_MLP_GMM_NLL) {
+    return invalid(format("op is {}; TESSERA_LOSS_GMM_NLL, _LINEAR_CROSS_ENTROPY and _MLP_GMM_NLL are known",
+                          static_cast<int>(op)));
   }
-  static_assert(TESSERA_LOSS_LINEAR_CROSS_ENTROPY == static_cast<int>(LossOp::kLinearCrossEntropy));
+  static_assert(TESSERA_LOSS_LINEAR_CROSS_ENTROPY == static_cast<int>(LossOp::kLinearCrossEntropy) &&
+                TESSERA_LOSS_MLP_GMM_NLL == static_cast<int>(LossOp::kMlpGmmNll));
   if (args == nullptr) return invalid("args is null");
   if (args->struct_size == sizeof(tessera_loss)) return check_known(op, *args, look, out);
   tessera_loss known = TESSERA_LOSS_INIT;

@@ -4,9 +4,11 @@
 
 #include "base/format.h"
 #include "loss/cross_entropy.h"
+#include "mlp/family.h"
 
 // Every kernel of the family; each has a host file of that name. One line adds a kernel.
-#define TESSERA_LOSS_KERNELS(each) each(gmm_nll) each(linear_cross_entropy) each(cpu)
+#define TESSERA_LOSS_KERNELS(each) \
+  each(gmm_nll) each(linear_cross_entropy) each(mlp_gmm_nll_sm90) each(mlp_gmm_nll) each(cpu)
 
 namespace tessera {
 namespace loss {
@@ -26,7 +28,7 @@ const std::vector<loss::Implementation>& LossFamily::implementations() {
 
 namespace {
 
-bool is_gmm(const LossProblem& p) { return p.op == LossOp::kGmmNll; }
+bool is_gmm(const LossProblem& p) { return p.op != LossOp::kLinearCrossEntropy; }
 
 // "dhidden dweight dout unaligned: hidden", with a space before it.
 std::string options_text(const LossProblem& p) {
@@ -52,8 +54,10 @@ std::string LossFamily::describe(const Problem& p) {
     return format("{} {} rows={} C={} V={} {}{}", name_of(p.op), name_of(p.dtype), p.rows, p.width, p.classes,
                   name_of(p.reduction), options_text(p));
   }
-  return format("{} {} rows={} K={} target {} {}{}", name_of(p.op), name_of(p.dtype), p.rows, p.components,
-                name_of(p.target_dtype), name_of(p.reduction), p.gradient ? " gradient" : "");
+  const std::string likelihood =
+      format("{} {} rows={} K={} target {} {}{}", name_of(p.op), name_of(p.dtype), p.rows, p.components,
+             name_of(p.target_dtype), name_of(p.reduction), p.gradient ? " gradient" : "");
+  return p.op == LossOp::kGmmNll ? likelihood : format("{} of {}", likelihood, MlpFamily::describe(p.mlp));
 }
 
 engine::Fields LossFamily::fields(const Problem& p) {
@@ -69,6 +73,10 @@ engine::Fields LossFamily::fields(const Problem& p) {
     fields.push_back({"target_dtype", std::string(name_of(p.target_dtype))});
   }
   if (p.gradient) fields.push_back({"gradient", true});
+  if (p.op == LossOp::kMlpGmmNll) {
+    fields.push_back({"width", p.mlp.k});
+    fields.push_back({"hidden", p.mlp.hidden});
+  }
   if (p.dhidden) fields.push_back({"dhidden", true});
   if (p.dweight) fields.push_back({"dweight", true});
   if (p.weighted) fields.push_back({"weighted", true});
@@ -83,6 +91,7 @@ bool LossFamily::covers(const Problem& planned, const Problem& given) {
   asked.dhidden_aligned &= planned.dhidden_aligned;
   asked.dweight_aligned &= planned.dweight_aligned;
   asked.tensor_maps &= planned.tensor_maps;
+  if (MlpFamily::covers(planned.mlp, given.mlp)) asked.mlp = planned.mlp;
   return asked == planned;
 }
 
@@ -115,12 +124,15 @@ std::string LossFamily::difference(const Problem& planned, const Problem& given)
   if (planned.tensor_maps && !given.tensor_maps) {
     text += format("{}a stride is 0 or too large", text.empty() ? "" : "; ");
   }
+  if (const std::string mlp = MlpFamily::difference(planned.mlp, given.mlp); !mlp.empty()) {
+    text += format("{}{}", text.empty() ? "" : "; ", mlp);
+  }
   return text;
 }
 
 // E.g. "loss_gmm_nll bf16 K10 rows2^15".
 std::string LossFamily::tuning_class(const Problem& p, int) {
-  if (!is_gmm(p)) return describe(p);
+  if (p.op != LossOp::kGmmNll) return describe(p);
   return format("{} {} K{} rows2^{}{}", name_of(p.op), name_of(p.dtype), p.components,
                 std::bit_width(static_cast<std::uint64_t>(p.rows)), p.gradient ? " gradient" : "");
 }

@@ -1,12 +1,13 @@
 // The likelihood of Gaussian mixtures (kernels/loss/gmm_nll.cuh), and the sum over its CTAs
 // (kernels/loss/sum_partials.cuh).
+#include "loss/gmm_nll.h"
+
 #include <algorithm>
 
 #include "base/arithmetic.h"
 #include "base/format.h"
 #include "jit/config_text.h"
 #include "loss/family.h"
-#include "loss/gmm_nll_config.h"
 
 namespace tessera::loss {
 namespace {
@@ -45,19 +46,6 @@ jit::KernelInstance main_kernel(const Config& config) {
       .pdl = true};
 }
 
-jit::KernelInstance sum_kernel() {
-  const LossSumPartialsConfig config{.threads = kSumThreads};
-  return {.name = format("loss_sum_partials_{}", config.threads),
-          .header = "loss/sum_partials.cuh",
-          .entry = "loss_sum_partials",
-          .params = "LossSumPartialsParams",
-          .config = jit::config_text("LossSumPartialsConfig", config),
-          .threads = config.threads,
-          .min_blocks = 1,
-          .dynamic_smem_bytes = 0,
-          .pdl = true};
-}
-
 std::int64_t ctas_of(const Config& config, const LossProblem& p, int multiprocessors) {
   return std::min(ceil_div(p.rows, kLossGmmNllThreads / config.lanes), std::int64_t{multiprocessors} * kCtasPerSm);
 }
@@ -74,29 +62,15 @@ std::optional<std::string> refuses(const LossProblem& p, const Device& device) {
 }
 
 Status enqueue(const Config& config, int multiprocessors, const LossArgs& args, const engine::Launch& launch) {
-  const LossProblem& p = args.problem;
-  const std::int64_t ctas = ctas_of(config, p, multiprocessors);
+  const std::int64_t ctas = ctas_of(config, args.problem, multiprocessors);
   cuda::Work<LossGmmNllParams> work = {};
-  LossGmmNllParams& params = work.params;
-  params.params = args.params.data;
-  params.row_stride = args.params.row_stride;
-  params.component_stride = args.params.component_stride;
-  params.dparams = args.dparams.data;
-  params.drow_stride = args.dparams.row_stride;
-  params.dcomponent_stride = args.dparams.component_stride;
-  params.target = args.target.data;
-  params.target_stride = args.target.row_stride;
-  params.out = static_cast<float*>(config.reduced ? launch.workspace : args.out.data);
-  params.rows = p.rows;
-  params.components = static_cast<int>(p.components);
-  params.scale = p.reduction == Reduction::kMean ? 1.0f / static_cast<float>(p.rows) : 1.0f;
+  work.params = gmm_nll_params(args, launch.workspace);
+  work.params.params = args.params.data;
+  work.params.row_stride = args.params.row_stride;
+  work.params.component_stride = args.params.component_stride;
   work.grid = {static_cast<unsigned>(ctas), 1, 1};
   if (Status s = cuda::launch(*launch.kernels[0], work, launch.stream); !s.ok() || !config.reduced) return s;
-  cuda::Work<LossSumPartialsParams> sum = {};
-  sum.params = {static_cast<const float*>(launch.workspace), static_cast<int>(ctas),
-                static_cast<float*>(args.out.data)};
-  sum.grid = {1, 1, 1};
-  return cuda::launch(*launch.kernels[1], sum, launch.stream);
+  return cuda::launch(*launch.kernels[1], sum_partials_work(args, launch.workspace, ctas), launch.stream);
 }
 
 std::vector<engine::Offer> offers(const LossProblem& p, const Device& device) {
@@ -113,7 +87,7 @@ std::optional<Recipe> recipe(const LossProblem& p, const Device& device, const e
   Recipe recipe;
   recipe.problem = p;
   recipe.steps = {{"main", main_kernel(config)}};
-  if (config.reduced) recipe.steps.push_back({"sum", sum_kernel()});
+  if (config.reduced) recipe.steps.push_back({"sum", sum_partials_instance()});
   recipe.workspace = workspace_of(config, p, device);
   recipe.enqueue = [config, count = device.multiprocessors](const LossArgs& args, const engine::Launch& launch) {
     return enqueue(config, count, args, launch);
@@ -135,6 +109,41 @@ std::vector<LossProblem> representatives(const Device&) {
 }
 
 }  // namespace
+
+LossGmmNllParams gmm_nll_params(const LossArgs& args, void* sums) {
+  const LossProblem& p = args.problem;
+  LossGmmNllParams params = {};
+  params.dparams = args.dparams.data;
+  params.drow_stride = args.dparams.row_stride;
+  params.dcomponent_stride = args.dparams.component_stride;
+  params.target = args.target.data;
+  params.target_stride = args.target.row_stride;
+  params.out = static_cast<float*>(p.reduction == Reduction::kNone ? args.out.data : sums);
+  params.rows = p.rows;
+  params.components = static_cast<int>(p.components);
+  params.scale = p.reduction == Reduction::kMean ? 1.0f / static_cast<float>(p.rows) : 1.0f;
+  return params;
+}
+
+jit::KernelInstance sum_partials_instance() {
+  const LossSumPartialsConfig config{.threads = kSumThreads};
+  return {.name = format("loss_sum_partials_{}", config.threads),
+          .header = "loss/sum_partials.cuh",
+          .entry = "loss_sum_partials",
+          .params = "LossSumPartialsParams",
+          .config = jit::config_text("LossSumPartialsConfig", config),
+          .threads = config.threads,
+          .min_blocks = 1,
+          .dynamic_smem_bytes = 0,
+          .pdl = true};
+}
+
+cuda::Work<LossSumPartialsParams> sum_partials_work(const LossArgs& args, const void* sums, std::int64_t count) {
+  cuda::Work<LossSumPartialsParams> work = {};
+  work.params = {static_cast<const float*>(sums), static_cast<int>(count), static_cast<float*>(args.out.data)};
+  work.grid = {1, 1, 1};
+  return work;
+}
 
 Implementation gmm_nll() {
   return {"loss_gmm_nll",

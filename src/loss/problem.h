@@ -5,14 +5,17 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "mlp/problem.h"
 
 namespace tessera {
 
-enum class LossOp : std::uint8_t { kGmmNll, kLinearCrossEntropy };
+enum class LossOp : std::uint8_t { kGmmNll, kLinearCrossEntropy, kMlpGmmNll };
 enum class Reduction : std::uint8_t { kNone, kMean, kSum };
 
 constexpr const char* name_of(LossOp op) {
-  return op == LossOp::kGmmNll ? "loss_gmm_nll" : "loss_linear_cross_entropy";
+  return op == LossOp::kGmmNll      ? "loss_gmm_nll"
+         : op == LossOp::kMlpGmmNll ? "loss_mlp_gmm_nll"
+                                    : "loss_linear_cross_entropy";
 }
 constexpr const char* name_of(Reduction reduction) {
   return reduction == Reduction::kNone ? "none" : reduction == Reduction::kMean ? "mean" : "sum";
@@ -26,9 +29,11 @@ struct LossProblem {
   std::int64_t rows = 0;
   Reduction reduction = Reduction::kMean;
 
-  // kGmmNll
+  // kGmmNll, kMlpGmmNll
   std::int64_t components = 0;  // K
   bool gradient = false;        // dparams is given
+
+  MlpProblem mlp;  // kMlpGmmNll: whose results, [rows, 3 K], are the parameters
 
   // kLinearCrossEntropy
   std::int64_t width = 0;    // C
@@ -54,6 +59,7 @@ struct LossArgs {
   LossView params, target;  // read
   LossView out;             // written
   LossView dparams;         // written; null if not given
+  MlpArgs mlp;              // x, up and down, read
 
   LossView hidden, weight;    // read
   LossView dout;              // read; null if not given

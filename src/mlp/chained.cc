@@ -1,10 +1,7 @@
 // An MLP as products of the gemm family, one after another, on whatever device: the forward has two or three, the backward up
 // to eight. What is between the layers and is not the caller's is in the workspace, with rows at multiples of 128 bytes, so
 // that TMA loads any hidden width.
-#include <algorithm>
-
-#include "base/format.h"
-#include "gemm/embedded.h"
+#include "gemm/chain.h"
 #include "gemm/gpu.h"
 #include "mlp/family.h"
 #include "mlp/gated.h"
@@ -166,78 +163,42 @@ bool elements_are_aligned(const MlpProblem& p) {
   return all;
 }
 
-// Where in the workspace a tensor between the layers is.
-struct Part {
-  T tensor;
-  std::size_t at;
-};
-
-struct Chosen {
-  Link link;
-  double microseconds = 0;
-  std::optional<gemm::Embedded> product = std::nullopt;
-};
-struct Chain {
-  std::vector<Chosen> links;
-  std::vector<Part> parts;
-  std::int64_t part_stride = 0;  // elements, from row to row
-  std::size_t scratch = 0;       // where the products' own workspace is: one after another they use the same
-  std::size_t bytes = 0;
-};
+using Chain = gemm::Chain<Link, T>;
 
 Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
   Chain chain;
   const auto size = static_cast<std::int64_t>(size_of(p.dtype));
   // Whole lines of L2: rows that start within a sector are written and read at 0.8 of the speed.
   constexpr std::int64_t kLine = 128;
-  chain.part_stride = ceil_div(p.hidden * size, kLine) * kLine / size;
+  const std::int64_t stride = ceil_div(p.hidden * size, kLine) * kLine / size;
   const auto place = [&](T tensor) {
-    const bool known =
-        std::any_of(chain.parts.begin(), chain.parts.end(), [&](const Part& part) { return part.tensor == tensor; });
-    if (!is_between_layers(tensor) || p.has(tensor) || known) return;
-    chain.parts.push_back({tensor, chain.bytes});
-    chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(p.m, chain.part_stride, size)));
+    if (!is_between_layers(tensor) || p.has(tensor) || chain.find(tensor) != nullptr) return;
+    chain.parts.push_back({tensor, chain.bytes, stride});
+    chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(p.m, stride, size)));
   };
-  std::size_t most = 0;
   for (const Link& link : links_of(p)) {
-    Chosen chosen{link};
     if (link.is_product) {
       for (const T t : {link.a, link.out, link.saved, link.preactivation}) place(t);
-      auto product = gemm::embed(link.name, product_of(p, link), device);
-      if (!product.ok()) return product.status();
-      chosen.microseconds = product->microseconds;
-      most = std::max(most, product->recipe.workspace);
-      chosen.product = *std::move(product);
-    } else {
-      const bool backward = p.op == MlpOp::kBackward;
-      for (const T t : {T::kBefore, T::kBeforeGate, T::kHidden}) place(t);
-      for (const T t : {T::kDhidden, T::kDbefore, T::kDbeforeGate}) {
-        if (backward) place(t);
-      }
-      chosen.microseconds = gated_time(p);
+      if (Status s = chain.add_product(link, product_of(p, link), device); !s.ok()) return s;
+      continue;
     }
-    chain.links.push_back(std::move(chosen));
+    for (const T t : {T::kBefore, T::kBeforeGate, T::kHidden}) place(t);
+    for (const T t : {T::kDhidden, T::kDbefore, T::kDbeforeGate}) {
+      if (p.op == MlpOp::kBackward) place(t);
+    }
+    chain.links.push_back({link, gated_time(p)});
   }
-  chain.scratch = chain.bytes;
-  chain.bytes += most;
+  chain.end();
   return chain;
-}
-
-engine::Config named(const Chain& chain) {
-  engine::Config config;
-  for (const Chosen& one : chain.links) {
-    if (one.product) config.insert(config.end(), one.product->config.begin(), one.product->config.end());
-  }
-  return config;
 }
 
 Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, const engine::Launch& launch) {
   MlpArgs args = given;
   const MlpProblem& p = args.problem;
   auto* workspace = static_cast<std::byte*>(launch.workspace);
-  for (const Part& part : chain.parts) args[part.tensor] = {workspace + part.at, chain.part_stride};
+  for (const Chain::Part& part : chain.parts) args[part.tensor] = {workspace + part.at, part.row_stride};
   std::size_t next = 0;
-  for (const Chosen& one : chain.links) {
+  for (const Chain::Chosen& one : chain.links) {
     const Link& link = one.link;
     if (!link.is_product) {
       if (device.is_cpu()) {
@@ -265,37 +226,8 @@ Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, c
   return {};
 }
 
-std::optional<std::string> refuses(const MlpProblem& p, const Device& device) {
-  const auto chain = chain_of(p, device);
-  if (!chain.ok()) return std::string(chain.status().message());
-  return std::nullopt;
-}
-
-std::vector<engine::Offer> offers(const MlpProblem& p, const Device& device) {
-  const auto chain = chain_of(p, device);
-  if (!chain.ok()) return {};
-  return {gemm::offer_of(chain->links, named(*chain), chain->bytes)};
-}
-
-std::optional<Recipe> recipe(const MlpProblem& p, const Device& device, const engine::Config& config) {
-  auto chain = chain_of(p, device);
-  if (!chain.ok() || named(*chain) != config) return std::nullopt;
-  Recipe recipe;
-  recipe.problem = p;
-  for (const Chosen& one : chain->links) {
-    if (one.product) {
-      one.product->add_steps(recipe.steps);
-    } else if (device.is_cpu()) {
-      recipe.steps.push_back({one.link.name, std::nullopt});
-    } else {
-      recipe.steps.push_back({one.link.name, instance_of(gated_config(p, elements_are_aligned(p)))});
-    }
-  }
-  recipe.workspace = chain->bytes;
-  recipe.enqueue = [chain = *std::move(chain), device](const MlpArgs& args, const engine::Launch& launch) {
-    return enqueue(chain, device, args, launch);
-  };
-  return recipe;
+jit::KernelInstance step_instance(const MlpProblem& p, const Link&) {
+  return instance_of(gated_config(p, elements_are_aligned(p)));
 }
 
 }  // namespace
@@ -305,9 +237,9 @@ Implementation chained() {
   return {"mlp_chained",
           MlpFamily::bit_of(MlpOp::kForward) | MlpFamily::bit_of(MlpOp::kBackward),
           {"gemm/dense.cuh", "gemm/dense_sm90.cuh", "gemm/split_reduce.cuh", "gemm/pad_rows.cuh", "mlp/gated.cuh"},
-          refuses,
-          offers,
-          recipe,
+          gemm::chain_refuses<MlpFamily, chain_of>,
+          gemm::chain_offers<MlpFamily, chain_of>,
+          gemm::chain_recipe<MlpFamily, chain_of, step_instance, enqueue>,
           nullptr,
           nullptr};
 }

@@ -1,9 +1,10 @@
 // An MLP with few output columns in one kernel for Hopper (kernels/mlp/narrow_sm90.cuh).
-#include "mlp/narrow_sm90_config.h"
+#include "mlp/narrow_sm90.h"
 
 #include <algorithm>
 #include <climits>
 
+#include "base/arguments.h"
 #include "base/arithmetic.h"
 #include "base/format.h"
 #include "cuda/tensor_map.h"
@@ -38,7 +39,32 @@ jit::KernelInstance main_kernel(const Config& config) {
           .cluster = config.cluster};
 }
 
-std::optional<std::string> refuses(const MlpProblem& p, const Device& device) {
+// The exact GELU needs more registers.
+Config config_of(const MlpProblem& p, int cluster) {
+  Config config = {};
+  config.dtype = p.dtype;
+  config.block_h = p.activation == kGeluErf ? 112 : 160;
+  config.stages = p.activation == kGeluErf ? 4 : 3;
+  config.cluster = cluster;
+  config.activation = p.activation;
+  config.pairs = p.n % 2 == 0 && (p.aligned & bit_of(T::kOut)) != 0;
+  return config;
+}
+
+Result<TensorMap> map_of(const GemmView& view, std::int64_t rows, std::int64_t columns, int box_rows) {
+  cuda::TensorBox box;
+  box.address = reinterpret_cast<std::uintptr_t>(view.data);
+  const auto stride = static_cast<std::uint64_t>(rows <= 1 ? 16 : std::max<std::int64_t>(view.row_stride * 2, 16));
+  box.extents = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows), 1, 1};
+  box.strides = {stride, stride, stride};
+  box.columns = 64;
+  box.rows = static_cast<std::uint32_t>(box_rows);
+  return cuda::encode(box);
+}
+
+}  // namespace
+
+std::optional<std::string> narrow_refuses(const MlpProblem& p, const Device& device) {
   if (device.is_cpu()) return "runs on GPUs; the tensors are on the CPU";
   if (device.compute != 90 || !device.specific) return "needs TMA and wgmma (sm_90a)";
   if (p.dtype == DType::kFloat32) return "computes fp16 and bf16";
@@ -58,46 +84,49 @@ std::optional<std::string> refuses(const MlpProblem& p, const Device& device) {
   return std::nullopt;
 }
 
-// The exact GELU needs more registers.
-Config config_of(const MlpProblem& p, int cluster) {
-  Config config = {};
-  config.dtype = p.dtype;
-  config.block_h = p.activation == kGeluErf ? 112 : 160;
-  config.stages = p.activation == kGeluErf ? 4 : 3;
-  config.cluster = cluster;
-  config.activation = p.activation;
-  config.pairs = p.n % 2 == 0 && (p.aligned & bit_of(T::kOut)) != 0;
-  return config;
-}
+std::vector<Config> narrow_configs(const MlpProblem& p) { return {config_of(p, 2), config_of(p, 1)}; }
 
-std::vector<Config> configs_for(const MlpProblem& p) { return {config_of(p, 2), config_of(p, 1)}; }
-
-std::int64_t row_tiles(const MlpProblem& p, const Config& config) {
+std::int64_t narrow_row_tiles(const MlpProblem& p, const Config& config) {
   return ceil_div(p.m, narrow::kBlockM * config.cluster) * config.cluster;
 }
 
+unsigned narrow_ctas(const MlpProblem& p, const Config& config, int multiprocessors) {
+  const int most = std::max(multiprocessors / config.cluster, 1) * config.cluster;
+  return static_cast<unsigned>(std::min<std::int64_t>(narrow_row_tiles(p, config), most));
+}
+
 // Microseconds, as for gemm's products.
-double predicted_time(const MlpProblem& p, const Device& device, const Config& config) {
+double narrow_time(const MlpProblem& p, const Device& device, const Config& config) {
   constexpr double kClock = 1550, kMultiplyAdds = 2048;
   const double columns = static_cast<double>(ceil_div(p.hidden, config.block_h) * config.block_h);
   const double terms = static_cast<double>(ceil_div(p.k, 64) * 64) * 1.05 + narrow::kOutColumns;
   const int ctas = std::max(device.multiprocessors / config.cluster * config.cluster, 1);
-  const auto rounds = static_cast<double>(ceil_div(row_tiles(p, config), ctas));
+  const auto rounds = static_cast<double>(ceil_div(narrow_row_tiles(p, config), ctas));
   const double tile = narrow::kBlockM * columns * terms / kMultiplyAdds + 3000;
   // Without a cluster, L2 is asked for twice as much.
   return 3.0 + rounds * tile / kClock * (config.cluster > 1 ? 1.0 : 1.03);
 }
 
-Result<TensorMap> map_of(const GemmView& view, std::int64_t rows, std::int64_t columns, int box_rows) {
-  cuda::TensorBox box;
-  box.address = reinterpret_cast<std::uintptr_t>(view.data);
-  const auto stride = static_cast<std::uint64_t>(rows <= 1 ? 16 : std::max<std::int64_t>(view.row_stride * 2, 16));
-  box.extents = {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows), 1, 1};
-  box.strides = {stride, stride, stride};
-  box.columns = 64;
-  box.rows = static_cast<std::uint32_t>(box_rows);
-  return cuda::encode(box);
+Status set_narrow_params(const Config& config, const MlpArgs& args, MlpNarrowSm90Params& params) {
+  const MlpProblem& p = args.problem;
+  const auto encode = [&](T tensor, std::int64_t rows, std::int64_t columns, int box_rows, TensorMap& to) -> Status {
+    const auto map = map_of(args[tensor], rows, columns, box_rows);
+    if (!map.ok()) return map.status();
+    to = *map;
+    return {};
+  };
+  TESSERA_CHECK(encode(T::kX, p.m, p.k, narrow::kBlockM, params.x));
+  TESSERA_CHECK(encode(T::kUp, p.hidden, p.k, config.block_h / config.cluster, params.up));
+  TESSERA_CHECK(encode(T::kDown, p.n, p.hidden, narrow::kOutColumns, params.down));
+  params.m = static_cast<int>(p.m);
+  params.n = static_cast<int>(p.n);
+  params.k_steps = static_cast<int>(ceil_div(p.k, 64));
+  params.row_tiles = static_cast<int>(narrow_row_tiles(p, config));
+  params.hidden_tiles = static_cast<int>(ceil_div(p.hidden, config.block_h));
+  return {};
 }
+
+namespace {
 
 Status enqueue(const Config& config, const MlpArgs& args, const engine::Launch& launch) {
   const MlpProblem& p = args.problem;
@@ -106,39 +135,24 @@ Status enqueue(const Config& config, const MlpArgs& args, const engine::Launch& 
   const auto scope = cuda::ContextScope::enter(kernel.device);  // which the driver needs to encode tensor maps
   if (!scope.ok()) return scope.status();
   cuda::Work<MlpNarrowSm90Params> work = {};
-  MlpNarrowSm90Params& params = work.params;
-  const auto encode = [&](T tensor, std::int64_t rows, std::int64_t columns, int box_rows, TensorMap& to) -> Status {
-    const auto map = map_of(args[tensor], rows, columns, box_rows);
-    if (!map.ok()) return map.status();
-    to = *map;
-    return {};
-  };
-  if (Status s = encode(T::kX, p.m, p.k, narrow::kBlockM, params.x); !s.ok()) return s;
-  if (Status s = encode(T::kUp, p.hidden, p.k, config.block_h / config.cluster, params.up); !s.ok()) return s;
-  if (Status s = encode(T::kDown, p.n, p.hidden, narrow::kOutColumns, params.down); !s.ok()) return s;
-  params.out = gemm::matrix_of(args[T::kOut]);
-  params.m = static_cast<int>(p.m);
-  params.n = static_cast<int>(p.n);
-  params.k_steps = static_cast<int>(ceil_div(p.k, 64));
-  params.row_tiles = static_cast<int>(row_tiles(p, config));
-  params.hidden_tiles = static_cast<int>(ceil_div(p.hidden, config.block_h));
-  const int most = std::max(kernel.multiprocessors / config.cluster, 1) * config.cluster;
-  work.grid = {static_cast<unsigned>(std::min(params.row_tiles, most)), 1, 1};
+  TESSERA_CHECK(set_narrow_params(config, args, work.params));
+  work.params.out = gemm::matrix_of(args[T::kOut]);
+  work.grid = {narrow_ctas(p, config, kernel.multiprocessors), 1, 1};
   return cuda::launch(kernel, work, launch.stream);
 }
 
 std::vector<engine::Offer> offers(const MlpProblem& p, const Device& device) {
   std::vector<engine::Offer> offers;
-  for (const Config& config : configs_for(p)) {
+  for (const Config& config : narrow_configs(p)) {
     offers.push_back(
-        {engine::main_config(config), 0, predicted_time(p, device, config),
-         format("{} row tiles of {}; hidden rows stay in registers", row_tiles(p, config), narrow::kBlockM)});
+        {engine::main_config(config), 0, narrow_time(p, device, config),
+         format("{} row tiles of {}; hidden rows stay in registers", narrow_row_tiles(p, config), narrow::kBlockM)});
   }
   return offers;
 }
 
 std::optional<Recipe> recipe(const MlpProblem& p, const Device&, const engine::Config& named) {
-  for (const Config& config : configs_for(p)) {
+  for (const Config& config : narrow_configs(p)) {
     if (engine::main_config(config) != named) continue;
     Recipe recipe;
     recipe.problem = p;
@@ -154,7 +168,7 @@ std::optional<Recipe> recipe(const MlpProblem& p, const Device&, const engine::C
 
 std::vector<engine::Config> searches(const MlpProblem& p, const Device&) {
   std::vector<engine::Config> list;
-  for (const Config& config : configs_for(p)) list.push_back(engine::main_config(config));
+  for (const Config& config : narrow_configs(p)) list.push_back(engine::main_config(config));
   return list;
 }
 
@@ -176,9 +190,14 @@ std::vector<MlpProblem> representatives(const Device&) {
 }  // namespace
 
 Implementation narrow_sm90() {
-  return {
-      "mlp_narrow_sm90", MlpFamily::bit_of(MlpOp::kForward), {"mlp/narrow_sm90.cuh"}, refuses, offers, recipe, searches,
-      representatives};
+  return {"mlp_narrow_sm90",
+          MlpFamily::bit_of(MlpOp::kForward),
+          {"mlp/narrow_sm90.cuh"},
+          narrow_refuses,
+          offers,
+          recipe,
+          searches,
+          representatives};
 }
 
 }  // namespace tessera::mlp

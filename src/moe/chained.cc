@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/format.h"
-#include "gemm/embedded.h"
+#include "gemm/chain.h"
 #include "gemm/gpu.h"
 #include "mlp/gated.h"
 #include "moe/family.h"
@@ -139,33 +139,13 @@ MlpGatedConfig gated_config(const MoeProblem& p) {
   return mlp::gated_config(gated_problem(p), is_aligned(p, T::kBefore) && is_aligned(p, T::kBeforeGate));
 }
 
-// Where in the workspace a tensor is.
-struct Part {
-  T tensor;
-  std::size_t at;
-  std::int64_t row_stride;
-};
-
-struct Chosen {
-  Link link;
-  double microseconds = 0;
-  std::optional<gemm::Embedded> product = std::nullopt;
-};
-struct Chain {
-  std::vector<Chosen> links;
-  std::vector<Part> parts;
-  std::size_t scratch = 0;  // where the products' own workspace is: one after another they use the same
-  std::size_t bytes = 0;
-};
+using Chain = gemm::Chain<Link, T>;
 
 void place(const MoeProblem& p, T tensor, Chain& chain) {
-  if (tensor == T::kNone || p.has(tensor)) return;
-  const auto is = [](T t) { return [t](const Part& part) { return part.tensor == t; }; };
-  if (std::any_of(chain.parts.begin(), chain.parts.end(), is(tensor))) return;
+  if (tensor == T::kNone || p.has(tensor) || chain.find(tensor) != nullptr) return;
   // Results take the place of rows that are no longer needed by then.
   const T earlier = tensor == T::kOutRows ? T::kXRows : tensor == T::kDxRows ? T::kDoutRows : T::kNone;
-  const auto there = std::find_if(chain.parts.begin(), chain.parts.end(), is(earlier));
-  if (there != chain.parts.end()) {
+  if (const Chain::Part* there = chain.find(earlier)) {
     chain.parts.push_back({tensor, there->at, there->row_stride});
     return;
   }
@@ -183,33 +163,18 @@ Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
                                               kMoeMostExperts, kMoeMostTopK, p.experts, p.top_k));
   }
   Chain chain;
-  std::size_t most = 0;
   for (const Link& link : links_of(p)) {
-    Chosen chosen{link};
     if (link.is_product()) {
       for (const T t : {link.a, link.out, link.preactivation}) place(p, t, chain);
-      auto product = gemm::embed(link.name, product_of(p, link), device);
-      if (!product.ok()) return product.status();
-      chosen.microseconds = product->microseconds;
-      most = std::max(most, product->recipe.workspace);
-      chosen.product = *std::move(product);
-    } else {
-      for (const T t : link.uses) place(p, t, chain);
-      chosen.microseconds = link.step ? gemm::step_time(bytes_of(*link.step, p)) : mlp::gated_time(gated_problem(p));
+      if (Status s = chain.add_product(link, product_of(p, link), device); !s.ok()) return s;
+      continue;
     }
-    chain.links.push_back(std::move(chosen));
+    for (const T t : link.uses) place(p, t, chain);
+    chain.links.push_back(
+        {link, link.step ? gemm::step_time(bytes_of(*link.step, p)) : mlp::gated_time(gated_problem(p))});
   }
-  chain.scratch = chain.bytes;
-  chain.bytes += most;
+  chain.end();
   return chain;
-}
-
-engine::Config named(const Chain& chain) {
-  engine::Config config;
-  for (const Chosen& one : chain.links) {
-    if (one.product) config.insert(config.end(), one.product->config.begin(), one.product->config.end());
-  }
-  return config;
 }
 
 MlpArgs gated_args(const MoeArgs& args) {
@@ -221,12 +186,12 @@ MlpArgs gated_args(const MoeArgs& args) {
   return gated;
 }
 
-Status enqueue(const Chain& chain, const Device& device, const MoeArgs& given, const engine::Launch& launch) {
+Status enqueue_chain(const Chain& chain, const Device& device, const MoeArgs& given, const engine::Launch& launch) {
   MoeArgs args = given;
   auto* workspace = static_cast<std::byte*>(launch.workspace);
-  for (const Part& part : chain.parts) args[part.tensor] = {workspace + part.at, part.row_stride};
+  for (const Chain::Part& part : chain.parts) args[part.tensor] = {workspace + part.at, part.row_stride};
   std::size_t next = 0;
-  for (const Chosen& one : chain.links) {
+  for (const Chain::Chosen& one : chain.links) {
     const Link& link = one.link;
     Status s;
     if (link.is_product()) {
@@ -257,38 +222,8 @@ Status enqueue(const Chain& chain, const Device& device, const MoeArgs& given, c
   return {};
 }
 
-std::optional<std::string> refuses(const MoeProblem& p, const Device& device) {
-  const auto chain = chain_of(p, device);
-  if (!chain.ok()) return std::string(chain.status().message());
-  return std::nullopt;
-}
-
-std::vector<engine::Offer> offers(const MoeProblem& p, const Device& device) {
-  const auto chain = chain_of(p, device);
-  if (!chain.ok()) return {};
-  return {gemm::offer_of(chain->links, named(*chain), chain->bytes)};
-}
-
-std::optional<Recipe> recipe(const MoeProblem& p, const Device& device, const engine::Config& config) {
-  auto chain = chain_of(p, device);
-  if (!chain.ok() || named(*chain) != config) return std::nullopt;
-  Recipe recipe;
-  recipe.problem = p;
-  for (const Chosen& one : chain->links) {
-    if (one.product) {
-      one.product->add_steps(recipe.steps);
-    } else if (device.is_cpu()) {
-      recipe.steps.push_back({one.link.name, std::nullopt});
-    } else {
-      recipe.steps.push_back(
-          {one.link.name, one.link.step ? instance_of(*one.link.step, p) : mlp::instance_of(gated_config(p))});
-    }
-  }
-  recipe.workspace = chain->bytes;
-  recipe.enqueue = [chain = *std::move(chain), device](const MoeArgs& args, const engine::Launch& launch) {
-    return enqueue(chain, device, args, launch);
-  };
-  return recipe;
+jit::KernelInstance step_instance(const MoeProblem& p, const Link& link) {
+  return link.step ? instance_of(*link.step, p) : mlp::instance_of(gated_config(p));
 }
 
 }  // namespace
@@ -299,9 +234,9 @@ Implementation chained() {
           MoeFamily::bit_of(MoeOp::kForward) | MoeFamily::bit_of(MoeOp::kBackward),
           {"gemm/dense.cuh", "gemm/dense_sm90.cuh", "gemm/split_reduce.cuh", "gemm/pad_rows.cuh", "mlp/gated.cuh",
            "moe/route.cuh", "moe/rows.cuh", "moe/elements.cuh"},
-          refuses,
-          offers,
-          recipe,
+          gemm::chain_refuses<MoeFamily, chain_of>,
+          gemm::chain_offers<MoeFamily, chain_of>,
+          gemm::chain_recipe<MoeFamily, chain_of, step_instance, enqueue_chain>,
           nullptr,
           nullptr};
 }

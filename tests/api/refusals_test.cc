@@ -259,6 +259,7 @@ const BadInput kBadInputs[] = {
     {"interleaved_without_rotary", decode_call, [](Call& c) { c.args.flags = TESSERA_ROTARY_INTERLEAVED; },
      "TESSERA_ROTARY_INTERLEAVED"},
     {"fp8_rotate_without_fp8", square, [](Call& c) { c.args.flags = TESSERA_FP8_ROTATE; }, "but not TESSERA_FP8"},
+    {"fp8_fast_without_fp8", square, [](Call& c) { c.args.flags = TESSERA_FP8_FAST; }, "q is not e4m3"},
     {"fp8_residual_without_fp8", square, [](Call& c) { c.args.flags = TESSERA_FP8_RESIDUAL; }, "but not TESSERA_FP8"},
     {"fp8_rotate_and_residual", square,
      [](Call& c) { c.args.flags = TESSERA_FP8 | TESSERA_FP8_ROTATE | TESSERA_FP8_RESIDUAL; }, "one of them is accepted"},

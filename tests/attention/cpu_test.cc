@@ -13,6 +13,7 @@
 #include "attention/check.h"
 #include "attention/cpu/run.h"
 #include "attention/cpu/tile_ops.h"
+#include "tests/sanitizers.h"
 #include "verify/attention/buffers.h"
 #include "verify/attention/cases.h"
 #include "verify/attention/family.h"
@@ -110,11 +111,7 @@ struct Trial {
 };
 
 // Sanitizers make the library much slower and need every path once, not every shape.
-#if defined(TESSERA_SANITIZED)
-constexpr int kEvery = 9;
-#else
-constexpr int kEvery = 1;
-#endif
+const int kEvery = tests::sanitizers().empty() ? 1 : 9;
 
 void expect_suite(const char* name, std::initializer_list<int> thread_counts, double most_flops = HUGE_VAL) {
   int index = 0;

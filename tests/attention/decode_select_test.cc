@@ -187,8 +187,18 @@ TEST(DecodeSelect, clusters_leave_no_partial_results_and_are_for_few_sequences) 
     AttentionProblem each = decode_problem(1, 1024, 128);
     each.heads_q = each.heads_kv = heads;
     const int cluster = config_of(each, hopper).cluster;
-    EXPECT_TRUE(cluster == 1 || heads * cluster <= hopper.multiprocessors * 7 / 8)
-        << heads << " heads, clusters of " << cluster;
+    // What an H200 runs at once, one CTA per SM.
+    constexpr int kAtOnce[] = {0, 132, 66, 39, 30, 22, 17, 15, 15};
+    EXPECT_LE(heads, kAtOnce[cluster]) << "heads, clusters of " << cluster;
+  }
+  // Of several row blocks, each is divided evenly, so that no CTA combines rows of the next one.
+  for (const int heads : {8, 9, 15, 16}) {
+    AttentionProblem blocks = decode_problem(1, 1024, 128);
+    blocks.seq_q = 16;
+    blocks.heads_q = 8 * heads;
+    blocks.heads_kv = heads;
+    const int cluster = config_of(blocks, hopper).cluster;
+    EXPECT_EQ(cluster & (cluster - 1), 0) << heads << " heads, clusters of " << cluster;
   }
   // Partial results are of a grid that fills the GPU twice, however many sequences there are.
   EXPECT_EQ(chosen(decode_problem(1024, 65536, 128), hopper).offer.workspace, shared.offer.workspace);

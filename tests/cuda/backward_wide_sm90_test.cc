@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "attention/backward_wide_sm90.h"
 #include "attention/family.h"
@@ -12,15 +13,19 @@
 namespace tessera::attention {
 namespace {
 
-AttentionBackwardWideSm90Config config_for(int dim_qk, int dim_v) {
-  return backward_wide_sm90_config(DType::kBFloat16, dim_qk, dim_v, true);
+AttentionBackwardWideSm90Config config_for(int dim_qk, int dim_v, std::int64_t seq_k) {
+  return backward_wide_sm90_config(DType::kBFloat16, dim_qk, dim_v, true, false, seq_k, false);
 }
+constexpr std::int64_t kOneTile = 64, kPairs = 4096;  // keys: of a CTA alone, and of clusters
 
 TEST(BackwardWideSm90, default_tiles_fit_shared_memory_and_the_register_file) {
   for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
       if (dim_qk <= 128 && dim_v <= 128) continue;
-      const AttentionBackwardWideSm90Config config = config_for(dim_qk, dim_v);
+      ASSERT_LE(backward_wide_sm90_layout(config_for(dim_qk, dim_v, kOneTile)).bytes,
+                limits_of(90).shared_memory_per_block);
+      const AttentionBackwardWideSm90Config config = config_for(dim_qk, dim_v, kPairs);
+      ASSERT_EQ(config.cluster, dim_qk > 128 ? 2 : 1);
       ASSERT_LE(backward_wide_sm90_layout(config).bytes, limits_of(90).shared_memory_per_block);
       const int consumer = consumer_registers(config);
       const int producer = producer_registers(config);
@@ -40,8 +45,8 @@ TEST(BackwardWideSm90, default_tiles_fit_shared_memory_and_the_register_file) {
 }
 
 TEST(BackwardWideSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_to_their_swizzle) {
-  for (const int dim : {136, 192, 256}) {
-    const AttentionBackwardWideSm90Config config = config_for(dim, dim);
+  for (const auto& [dim, seq_k] : {std::pair{136, kPairs}, {192, kOneTile}, {256, kOneTile}, {256, kPairs}}) {
+    const AttentionBackwardWideSm90Config config = config_for(dim, dim, seq_k);
     const BackwardWideSm90Layout at = backward_wide_sm90_layout(config);
     const int tile = 64 * ((dim + 63) / 64 * 64) * 2;
     std::map<int, int> pieces;  // begin: end
@@ -51,6 +56,7 @@ TEST(BackwardWideSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_
     };
     add(at.k, tile, kTileAlignment);
     add(at.v, tile, kTileAlignment);
+    if (config.cluster == 2) add(at.other_k, 64 * 128 * 2, kTileAlignment);
     add(at.k_full, 8, 8);
     add(at.v_full, 8, 8);
     for (int i = 0; i < config.q_stages; ++i) {
@@ -70,7 +76,9 @@ TEST(BackwardWideSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_
       add(at.p_empty + i * 8, 8, 8);
     }
     for (int i = 0; i < config.ds_stages; ++i) {
-      add(at.ds + i * at.ds_stage, 64 * 64 * 2, kTileAlignment);
+      for (int cta = 0; cta < config.cluster; ++cta) {
+        add(at.ds + i * at.ds_stage + cta * 64 * 64 * 2, 64 * 64 * 2, kTileAlignment);
+      }
       add(at.ds_full + i * 8, 8, 8);
       add(at.ds_empty + i * 8, 8, 8);
     }
@@ -80,6 +88,27 @@ TEST(BackwardWideSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_
       end = piece_end;
     }
     EXPECT_EQ(end, at.bytes);
+  }
+}
+
+TEST(BackwardWideSm90, the_ctas_of_a_cluster_divide_dq_s_columns) {
+  for (int dim = 136; dim <= 256; dim += 8) {
+    const AttentionBackwardWideSm90Config config = config_for(dim, dim, kPairs);
+    int computed[2] = {};
+    for (int step = 0; step < 2; ++step) {
+      int next = 0;
+      for (int rank = 0; rank < 2; ++rank) {
+        const DqAtoms atoms = own_dq_atoms(config, rank, step);
+        EXPECT_EQ(atoms.first, next) << dim;
+        next += atoms.count;
+        computed[rank] += atoms.count;
+        // Of the other CTA's keys, it has two atoms.
+        EXPECT_GE(atoms.first, first_dq_atom(config, rank)) << dim;
+        EXPECT_LE(next, first_dq_atom(config, rank) + 2) << dim;
+      }
+      EXPECT_EQ(next, (dim + 63) / 64) << dim;
+    }
+    EXPECT_EQ(computed[0], computed[1]) << dim;
   }
 }
 

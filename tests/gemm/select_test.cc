@@ -139,6 +139,51 @@ TEST(Choice, tiles_narrower_than_a_box_are_alone_in_their_rows) {
   }
 }
 
+// Rows of main fill whole rounds of the multiprocessors, and those of the rest begin where a tile, and every eighth row, would.
+TEST(Choice, the_rows_of_a_last_round_may_have_smaller_tiles) {
+  const engine::Device device = gpu("sm_90a");
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  int found = 0;
+  for (const std::int64_t rows : {17000, 20000, 36096}) {
+    for (const int variant : {0, 1, 2}) {
+      GemmProblem p = product_of(rows, 512, 1365);
+      p.a_aligned = variant != 1;
+      p.out_aligned = variant != 2;
+      for (const engine::Config& config : sm90->searches(p, device)) {
+        const engine::Fields* of_rest = engine::fields_of_step(config, "rest");
+        if (of_rest == nullptr) continue;
+        ++found;
+        engine::Fields fields = *of_rest;
+        const std::int64_t rest = std::get<std::int64_t>(fields.back().value);
+        fields.pop_back();
+        const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+        const auto smaller = engine::from_fields<GemmDenseSm90Config>(&fields);
+        ASSERT_TRUE(main && smaller) << text_of(config);
+        EXPECT_TRUE(rest > 0 && rest < rows) << text_of(config);
+        EXPECT_EQ((rows - rest) % (main->block_m * main->cluster * gemm_sm90::m_groups(*main)), 0) << text_of(config);
+        EXPECT_EQ(smaller->strided, main->strided);
+        EXPECT_EQ(smaller->tma_store, main->tma_store);
+        const auto recipe = sm90->recipe(p, device, config);
+        ASSERT_TRUE(recipe) << text_of(config);
+        EXPECT_EQ(recipe->steps.back().name, "rest");
+      }
+    }
+  }
+  EXPECT_GT(found, 0);
+}
+
+TEST(Choice, an_empty_product_has_no_rest_and_a_gpu_may_be_smaller_than_a_cluster) {
+  engine::Device device = gpu("sm_90a");
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  for (const auto& [rows, columns] : {std::pair{36096, 0}, {0, 512}, {0, 0}}) {
+    for (const engine::Config& config : sm90->searches(product_of(rows, columns, 1365), device)) {
+      EXPECT_EQ(engine::fields_of_step(config, "rest"), nullptr) << text_of(config);
+    }
+  }
+  device.multiprocessors = 1;
+  EXPECT_FALSE(sm90->searches(product_of(36096, 512, 1365), device).empty());
+}
+
 TEST(Plans, cover_aligned_tensors_if_made_for_unaligned_ones_and_not_the_reverse) {
   GemmProblem unaligned = product_of(64, 64, 64);
   const GemmProblem aligned = unaligned;

@@ -178,30 +178,34 @@ TEST(Gate, a_kernel_of_the_library_passes_on_the_oldest_and_the_newest_arch) {
 }
 
 TEST(Gate, pairwise_keeps_every_two_values_that_stand_together_and_few_instances) {
-  std::vector<KernelInstance> all;
+  std::vector<CompileRequest> all;
   for (const char* entry : {"one", "other"}) {
-    for (int n = 0; n < 81; ++n) {
-      if (n / 27 == 2 && n % 3 == 2) continue;  // a = 2 never stands beside d = 2
-      KernelInstance& k = all.emplace_back();
+    for (int n = 0; n < 162; ++n) {
+      if (n / 27 % 3 == 2 && n % 3 == 2) continue;  // a = 2 never stands beside d = 2
+      CompileRequest& request = all.emplace_back();
+      request.target.arch = n < 81 ? "sm_80" : "sm_75";
+      KernelInstance& k = request.instance;
       k.entry = entry;
-      k.config = "C{.a = " + std::to_string(n / 27) + ", .b = " + std::to_string(n / 9 % 3) +
+      k.config = "C{.a = " + std::to_string(n / 27 % 3) + ", .b = " + std::to_string(n / 9 % 3) +
                  ", .c = " + std::to_string(n / 3 % 3) + ", .d = " + std::to_string(n % 3) + "}";
       k.min_blocks = n == 40 ? 2 : 1;
     }
   }
-  const auto pairs_of = [](const std::vector<KernelInstance>& instances) {
+  const auto pairs_of = [](const std::vector<CompileRequest>& requests) {
     std::set<std::string> pairs;
-    for (const KernelInstance& k : instances) {
-      const std::string values{k.config[7], k.config[15], k.config[23], k.config[31], char('0' + k.min_blocks)};
-      for (int i = 0; i < 5; ++i) {
-        for (int j = i + 1; j < 5; ++j) {
+    for (const CompileRequest& request : requests) {
+      const KernelInstance& k = request.instance;
+      const std::string values{
+          k.config[7], k.config[15], k.config[23], k.config[31], char('0' + k.min_blocks), request.target.arch.back()};
+      for (int i = 0; i < 6; ++i) {
+        for (int j = i + 1; j < 6; ++j) {
           pairs.insert(k.entry + char('a' + i) + values[i] + char('a' + j) + values[j]);
         }
       }
     }
     return pairs;
   };
-  const std::vector<KernelInstance> kept = pairwise(all);
+  const std::vector<CompileRequest> kept = pairwise(all);
   EXPECT_EQ(pairs_of(kept), pairs_of(all));
   EXPECT_GE(kept.size(), 2 * 9U);
   EXPECT_LE(kept.size(), 2 * 14U);

@@ -399,6 +399,15 @@ BAD = [
     (dict(scale=torch.tensor(0.5)), "scale is a torch.Tensor; a number is expected"),
     (dict(softcap=torch.tensor(0.5)), "softcap is a torch.Tensor; a number is expected"),
     (dict(softcap=-1.0), "softcap is -1"),
+    (dict(scale=1e-300), "scale is 1e-300, which is 0 in fp32"),  # 0 would be 1 / sqrt(D)
+    (dict(softcap=1e-300), "softcap is 1e-300, which is 0 in fp32"),  # 0 would be none
+    (dict(scale="half"), "scale is 'half'; a number is accepted"),
+    (dict(window=(1.5, 2)), "left side of window is 1.5; an integer is accepted"),
+    (dict(window=(0, 2**70)), "right side of window is 1180591620717411303424; an integer is accepted"),
+    (dict(attention_chunk=2.5), "attention_chunk is 2.5; an integer is accepted"),
+    (dict(q=torch.randn(2, 8, 4, 64).to(torch.float8_e4m3fn)), "q is float8_e4m3fn; .*precision"),
+    (dict(k=torch.randn(2, 8, 4, 64).to(torch.complex64)), "k is complex64"),
+    (dict(k=torch.randn(2, 8, 4, 64) > 0), "k is bool"),
     (dict(alibi=torch.rand(5)), "alibi"),
     (dict(alibi=torch.rand(4).double()), "alibi"),
     (dict(cu_seqlens_q=torch.tensor([0, 8])), "cu_seqlens"),
@@ -414,6 +423,13 @@ def test_invalid_arguments_raise_one_exception_type_with_a_message(change, messa
     with pytest.raises(tessera.Error, match=message) as caught:
         tessera.attention(call.pop("q"), call.pop("k"), call.pop("v"), **call)
     assert caught.value.status in ("invalid_argument", "unsupported")
+    assert caught.value.__context__ is None or caught.value.__suppress_context__  # one traceback, not two
+
+
+def test_an_alignment_that_is_missing_is_named_as_it_is_given():
+    q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 8, 1, 8)
+    with pytest.raises(tessera.Error, match="top_left or bottom_right"):
+        tessera.attention(q, k, k, causal=True)
 
 
 def test_what_no_kernel_serves_says_why(device):
@@ -577,7 +593,7 @@ def test_sdpa_names_what_it_does_not_serve(change, argument):
 
 def test_import_is_light():
     code = (
-        "import time, torch; t = time.perf_counter(); import tessera; t = time.perf_counter() - t; import sys; "
+        "import time, torch; t = time.process_time(); import tessera; t = time.process_time() - t; import sys; "
         "assert 'transformers' not in sys.modules and 'torch._inductor' not in sys.modules; print(t)"
     )
     import subprocess

@@ -1,5 +1,7 @@
 """The comparison with peers: its arithmetic, its accuracy check, and a complete run on the CPU."""
 
+import contextlib
+import io
 import json
 import math
 import os
@@ -9,7 +11,7 @@ import sys
 
 import pytest
 
-from tessera.bench import accuracy, cells, entrants, library, report
+from tessera.bench import __main__, accuracy, cells, entrants, library, report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = os.environ.get("TESSERA_LIBRARY") or str(ROOT / "build" / "lib" / "libtessera.so")
@@ -21,6 +23,17 @@ def run(*arguments, **environment):
     names = {"PYTHONPATH": str(pathlib.Path(library.__file__).parents[2]), "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
     return subprocess.run([sys.executable, "-m", "tessera.bench", *arguments], capture_output=True, text=True,
                           env=os.environ | names | environment)
+
+
+def called(*arguments):
+    """As run, in this process: PyTorch takes seconds to start."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = __main__.main(list(arguments))
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def a_cell(batch, seq_k, heads_q, dim, seq_q=None, heads_kv=None, tags=()):
@@ -97,7 +110,7 @@ def test_a_record_of_an_older_version_is_read_and_compared(tmp_path):
     pathlib.Path(names[1]).write_text(json.dumps(new))
     assert report.read(names[0]) == report.read(names[1]) == new
     for pair in (names, names[::-1]):
-        answer = run("--compare", *pair)
+        answer = called("--compare", *pair)
         assert answer.returncode == 0 and "over 3 cells" in answer.stdout, answer.stdout + answer.stderr
 
 
@@ -150,7 +163,7 @@ def compared(tmp_path, first, second):
     for number, times in enumerate((first, second)):
         names.append(str(tmp_path / f"{number}.json"))
         pathlib.Path(names[-1]).write_text(json.dumps(record_of(times)))
-    answer = run("--compare", *names)
+    answer = called("--compare", *names)
     return answer.returncode, answer.stdout + answer.stderr
 
 
@@ -283,8 +296,9 @@ def test_a_wrong_peer_is_named_and_left_out_of_the_best():
     assert errors.split()[-5:] == ["2.00e-03", "2.00e-03", "4.00e-03", "4.00e-03", "4.00e-03"]
 
 
-def test_help_lists_what_is_accepted():
-    answer = run("--help", COLUMNS="200")
+def test_help_lists_what_is_accepted(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = called("--help")
     assert answer.returncode == 0 and "--compare FILE FILE" in answer.stdout and "more than 3%" in answer.stdout
 
 
@@ -292,13 +306,13 @@ def test_without_a_gpu_it_ends_with_a_message():
     answer = run(CUDA_VISIBLE_DEVICES="")
     assert answer.returncode == 3
     assert answer.stderr.startswith("error: ") and "GPU" in answer.stderr
-    assert run("--device", "cpu", "--library", "/nonexistent.so").returncode == 3
+    assert called("--device", "cpu", "--library", "/nonexistent.so").returncode == 3
 
 
 def test_a_library_of_another_kind_is_refused_with_a_message():
     import _ctypes
 
-    answer = run("--device", "cpu", "--library", _ctypes.__file__)
+    answer = called("--device", "cpu", "--library", _ctypes.__file__)
     assert answer.returncode == 2 and "has no tessera_last_error" in answer.stderr
 
 
@@ -306,7 +320,7 @@ def test_a_library_of_another_kind_is_refused_with_a_message():
 def test_invalid_options_are_named():
     for arguments, part in ((("--suite", "nonsense"), "nonsense"), (("--filter", "no_such"), "no_such"),
                             (("--peers", "nobody"), "nobody"), (("--ops", "sideways"), "sideways")):
-        answer = run("--device", "cpu", "--library", LIBRARY, *arguments)
+        answer = called("--device", "cpu", "--library", LIBRARY, *arguments)
         assert answer.returncode == 2 and part in answer.stderr, answer.stderr
 
 

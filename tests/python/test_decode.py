@@ -311,6 +311,9 @@ def test_invalid_arguments_are_named():
         (dict(rotary_cos=torch.ones(50, 40), rotary_sin=torch.ones(50, 40)), "rotary_cos has 40"),
         (dict(batch_invariant=torch.tensor(True)), "batch_invariant is a torch.Tensor"),
         (dict(window=3), "window is 3"),
+        (dict(causal="top_left"), "causal is 'top_left'; True, False and 'bottom_right'"),
+        (dict(k_scale=torch.ones(1)), r"k_scale has 1 dims; 2 are accepted, \[B or 1, Hkv or 1\]"),
+        (dict(rotary_cos=case.cos.clone().requires_grad_()), "no gradient"),
     ):
         with pytest.raises(tessera.Error, match=message):
             tessera.decode(case.q, case.k, case.v, **case.options() | change)

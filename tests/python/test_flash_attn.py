@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy
 import pytest
 import torch
 from reference import attention as reference
@@ -249,6 +250,9 @@ def test_lenient_arguments(device, dtype):
     assert torch.equal(flash_attn.flash_attn_func(*strided, window_size=(4, 2)), want)
     want = flash_attn.flash_attn_func(q, k, v)
     assert torch.equal(flash_attn.flash_attn_func(q, k, v, window_size=(-5, None), softcap=0), want)
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, softcap=None), want)
+    want = flash_attn.flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=7)
+    assert torch.equal(flash_attn.flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=numpy.int64(7)), want)
     q, k_cache, v_cache, k, v = cached(device, dtype)
     lengths = torch.tensor([20, 7], dtype=torch.int32, device=device)
     want = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths)
@@ -258,6 +262,17 @@ def test_lenient_arguments(device, dtype):
         window_size=torch.tensor([-1, -1]),
     )  # fmt: skip
     assert torch.equal(got, want)
+
+
+def test_the_longest_sequence_may_be_computed_in_the_graph():
+    q, lengths = torch.randn(10, 2, 16), torch.tensor([0, 4, 10], dtype=torch.int32)
+
+    def layer(q, lengths, longest=None):
+        longest = lengths.diff().max() if longest is None else longest
+        return flash_attn.flash_attn_varlen_func(q, q, q, lengths, lengths, longest, longest, causal=True)
+
+    got = torch.compile(layer, fullgraph=True, backend="aot_eager")(q, lengths)
+    assert torch.equal(got, layer(q, lengths, 6))
 
 
 def test_the_functions_compile_into_one_graph(device, dtype):
@@ -274,6 +289,29 @@ def test_the_functions_compile_into_one_graph(device, dtype):
         caches = k_cache.clone(), v_cache.clone()
         results.append((run(q, *caches, k, v, lengths), *caches))
     assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_packed_and_padded_again(side):
+    x, mask = random(3, 7, 2, 16, device="cpu", dtype=torch.float32, grad=True), torch.ones(3, 7, dtype=torch.long)
+    empty = slice(0, 3) if side == "left" else slice(4, 7)
+    mask[1, empty], mask[2] = 0, 0
+    rows, indices, cu_seqlens, longest, used = flash_attn.unpad_input(x, mask)
+    assert cu_seqlens.tolist() == [0, 7, 11, 11] and longest == 7 and used.tolist() == [7, 4, 0]
+    assert cu_seqlens.dtype == used.dtype == torch.int32
+    out = flash_attn.flash_attn_varlen_func(rows, rows, rows, cu_seqlens, cu_seqlens, longest, longest, causal=True)
+    whole = flash_attn.pad_input(out, indices, 3, 7)
+    real = x[1][mask[1].bool()]
+    want = torch.stack((reference(x[:1], x[:1], x[:1], causal=True)[0][0], torch.zeros(7, 2, 16)))
+    want[1][mask[1].bool()] = reference(real[None], real[None], real[None], causal=True)[0][0]
+    torch.testing.assert_close(whole[:2], want)
+    assert not whole[2].any()
+    (got_grad,), (want_grad,) = (torch.autograd.grad(t.square().sum(), x) for t in (whole, want))
+    torch.testing.assert_close(got_grad, want_grad, rtol=1e-4, atol=1e-4)
+    rows, indices, cu_seqlens, longest, used = flash_attn.unpad_input(x, mask, 1 - mask)
+    assert len(rows) == 21 and longest == 7 and used.tolist() == [7, 4, 0]
+    with pytest.raises(tessera.Error, match="attention_mask is"):
+        flash_attn.unpad_input(x, mask.t())
 
 
 def test_unsupported_arguments_are_named():

@@ -200,6 +200,17 @@ def test_packed_queries_of_a_paged_cache(device, dtype, rows):
         assert rows[b] == 0 or close(out[at], in_chunks(q[at], *cached, 1000), dtype)
 
 
+@pytest.mark.parametrize("new", [0, 3])
+def test_rows_that_belong_to_no_sequence_change_nothing(new):
+    """Two sequences of 1 and 3 queries in a buffer of 6 rows, which could be two of 3."""
+    q, k = torch.randn(6, 4, 16), torch.randn(2, 32, 2, 16)
+    appended = [torch.randn(2, new, 2, 16) for _ in range(2)] if new else [None, None]
+    int32 = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    rest = dict(cache_seqlens=int32(9, 12), cu_seqlens_q=int32(0, 1, 4), max_seqlen_q=3, causal=True)
+    want, got = (fa3.flash_attn_with_kvcache(rows, k.clone(), k.clone(), *appended, **rest) for rows in (q[:4], q))
+    torch.testing.assert_close(got[:4], want)
+
+
 def test_unsupported_arguments_are_named():
     q, k, v = (torch.randn(1, 4, 2, 32) for _ in range(3))
     cu = torch.tensor([0, 4], dtype=torch.int32)
@@ -226,3 +237,11 @@ def test_unsupported_arguments_are_named():
         fa3.flash_attn_varlen_func(q[0], k[0], v[0], None, cu, 4, 4)
     with pytest.raises(tessera.Error, match="num_heads_q"):
         fa3.flash_attn_qkvpacked_func(q)
+    for heads in (1, 2):  # one head is left, or none
+        with pytest.raises(tessera.Error, match=f"num_heads_q is {heads}"):
+            fa3.flash_attn_qkvpacked_func(q, num_heads_q=heads)
+    with pytest.raises(tessera.Error, match="k_cache is a NoneType"):
+        fa3.flash_attn_with_kvcache(q, None, v)
+    for used in (torch.tensor([2, 2], dtype=torch.int32), torch.tensor([0, 4], dtype=torch.int32), torch.ones(1), [1, 3]):
+        with pytest.raises(tessera.Error, match="seqused_k is"):
+            fa3.flash_attn_varlen_func(q[0], k[0], v[0], ragged, ragged, 3, 3, seqused_k=used)

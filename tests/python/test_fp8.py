@@ -55,6 +55,15 @@ def test_packed_sequences_have_blocks_of_their_own():
         assert values.shape == t.shape and values.isfinite().all()
 
 
+def test_truncated_sums_are_only_the_tensor_cores():
+    q, k, v = (t.requires_grad_() for t in tensors((1, 8, 2, 16), (1, 1100, 1, 16), (1, 1100, 1, 16)))
+    results = []
+    for precision in ("fp8", "fp8_fast"):
+        out = tessera.attention(q, k, v, precision=precision)
+        results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
 def test_refusals_name_the_argument():
     q, k, v = tensors((1, 8, 1, 16), (1, 8, 1, 16), (1, 8, 1, 16))
     with pytest.raises(tessera.Error, match="precision is 'fp4'"):

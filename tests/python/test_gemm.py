@@ -85,6 +85,15 @@ def test_errors_name_the_argument():
         tessera.gemm(a, b[:, :-1].contiguous())
     with pytest.raises(tessera.Error, match="activation is 'tanh'"):
         tessera.linear(a, b, activation="tanh")
+    with pytest.raises(tessera.Error, match=r"weight is \[29, 44\] of torch.float32, but x is"):
+        tessera.linear(a, b[:, :-1])
+    with pytest.raises(tessera.Error, match=r"weight is .* of torch.bfloat16, but x is .* of torch.float32"):
+        tessera.linear(a, b.bfloat16())
+    x, swapped = torch.randn(2, 3, 8), torch.randn(3, 2, 4)  # as many rows as x, in another order
+    with pytest.raises(tessera.Error, match=r"residual is \[3, 2, 4\]"):
+        tessera.linear(x, torch.randn(4, 8), residual=swapped)
+    with pytest.raises(tessera.Error, match=r"residual is \[3, 2, 4\]"):
+        tessera.mlp(x, torch.randn(5, 8), torch.randn(4, 5), residual=swapped)
     with pytest.raises(tessera.Error, match="bias has length = 28"):
         tessera.linear(a, b, bias[:-1])
     with pytest.raises(tessera.Error, match="tessera.gemm has no gradient"):

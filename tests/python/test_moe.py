@@ -134,7 +134,7 @@ def test_moe_computes_only_the_gradients_that_are_needed():
 
 def test_errors_of_moe_name_the_argument():
     given = moe_tensors()
-    with pytest.raises(tessera.Error, match="top_k is missing"):
+    with pytest.raises(tessera.Error, match="top_k is None"):
         tessera.moe(**given)
     with pytest.raises(tessera.Error, match="top_k is 7"):
         tessera.moe(**given, top_k=7)
@@ -144,6 +144,14 @@ def test_errors_of_moe_name_the_argument():
         tessera.moe(**{**given, "down": given["down"][:, :-1].contiguous()}, top_k=2)
     with pytest.raises(tessera.Error, match="scoring"):
         tessera.moe(**given, top_k=2, scoring="relu")
+    x = torch.randn(2, 3, given["x"].shape[-1])
+    given |= {"x": x, "logits": None, "experts": torch.zeros(2, 3, 2, dtype=torch.int32)}
+    with pytest.raises(tessera.Error, match=r"weights is \[3, 2, 2\], but x is"):  # as many as x has, in another order
+        tessera.moe(**given, weights=torch.rand(3, 2, 2))
+    with pytest.raises(tessera.Error, match="top_k is 3, experts is"):
+        tessera.moe(**given, weights=torch.rand(2, 3, 2), top_k=3)
+    with pytest.raises(tessera.Error, match=r"weights is \[2, 6\]"):
+        tessera.moe(**given, weights=torch.rand(2, 6))
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -119,6 +119,18 @@ def test_errors_name_the_argument():
         tessera.rotary(torch.randn(1, 2, 1, 8), rotated=7)
     with pytest.raises(tessera.Error, match="cos has 2 rows, but x has 3 tokens"):
         tessera.rotary(torch.randn(1, 3, 1, 8), torch.ones(2, 4), torch.ones(2, 4))
+    with pytest.raises(tessera.Error, match="positions is torch.float32; integers are accepted"):
+        tessera.rotary(torch.randn(1, 3, 1, 8), positions=torch.arange(3) / 2)
+    with pytest.raises(tessera.Error, match="eps is None"):
+        tessera.rms_norm(x, eps=None)
+
+
+def test_positions_may_be_too_large_for_int32():
+    x, positions = torch.randn(1, 3, 1, 8), torch.arange(3) + 2**32
+    angles = positions.double()[:, None] * 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    tables = angles.cos().float(), angles.sin().float()
+    torch.testing.assert_close(tessera.rotary(x, positions=positions), tessera.rotary(x, *tables))
+    assert tessera.rotary(x, *tables, positions=positions).isnan().all()  # outside of the tables
 
 
 def test_opcheck():

@@ -107,7 +107,8 @@ def test_heads_and_likelihood_by_parts_are_accurate(rows, device, dtype, monkeyp
     for i, found in enumerate(zip(ours, exact, theirs)):
         reference.assert_accurate(*found, f"tensor {i}")
     leaves = [t.to(device, dtype) for t in (x, up, down)]
-    assert loss("tessera", *leaves).item() == pytest.approx(ours[0].item(), rel=1e-6)
+    close = max(torch.finfo(dtype).eps, 1e-6)  # without a gradient, parameters may stay in fp32
+    assert loss("tessera", *leaves).item() == pytest.approx(ours[0].item(), rel=close)
 
 
 def test_deterministic_attention_repeats_its_bits(device, dtype):
@@ -329,7 +330,7 @@ def test_bench_rows_have_figures_and_a_wrong_one_is_marked(monkeypatch):
 
 def test_bench_names_its_rows_and_needs_the_example(tmp_path, capsys, monkeypatch):
     assert bench.cells("small/all$") == [("small", "all")]
-    assert len(bench.cells("large/")) == 4 and len(bench.cells("")) == 2 * len(bench.ROWS) + 4
+    assert len(bench.cells("large/")) == 5 and len(bench.cells("")) == 2 * len(bench.ROWS) + 5
     assert bench.find_example(tmp_path) is None
     options = argparse.Namespace(example=str(tmp_path), filter="", dtype="bf16", device="cpu", rounds=1, json=None)
     assert bench.main(options, {}, dict) == 3 and "--example" in capsys.readouterr().err

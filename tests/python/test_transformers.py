@@ -374,6 +374,9 @@ def test_report_says_what_each_layer_runs_on(capsys):
     model.set_attn_implementation("sdpa")
     assert tessera.transformers.report(model) == 0
     assert "not on tessera (sdpa)" in capsys.readouterr().out
+    tessera.transformers.register("by_another_name")
+    model.set_attn_implementation("by_another_name")
+    assert tessera.transformers.report(model) == 2
 
 
 def test_the_mask_says_whether_a_pass_is_causal():

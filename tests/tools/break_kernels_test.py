@@ -115,7 +115,7 @@ class BreakKernels(unittest.TestCase):
     def test_a_mutation_that_does_not_match_its_source_is_an_error(self):
         for old in ("no such text", "__syncthreads();"):  # missing, and more than once
             class Options:
-                tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+                tessera, python, out, kernels, cache = PROGRAM, sys.executable, self.folder, ROOT / "kernels", None
 
             broken = break_kernels.Mutation("broken", "attention/forward.cuh", ((old, ""),), mutations.FORWARD)
             with self.assertRaisesRegex(break_kernels.Misfit, "broken: .*not once"):
@@ -125,25 +125,26 @@ class BreakKernels(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()) as said:
             racecheck_sources.main(self.folder / "kernels")
         self.assertIn("attention/backward.cuh", said.getvalue())
+        changes = (*racecheck_sources.CHANGES, racecheck_sources.ONE_PLACE)
         changed = []
         for file in (self.folder / "kernels").rglob("*.*"):
             was = (ROOT / "kernels" / file.relative_to(self.folder / "kernels")).read_text().splitlines()
             changed += [pair for pair in zip(was, file.read_text().splitlines(), strict=True) if pair[0] != pair[1]]
-        self.assertEqual(len(changed), sum(len(change.edits) for change in racecheck_sources.CHANGES), changed)
+        self.assertEqual(len(changed), sum(len(change.edits) for change in changes), changed)
         self.assertIn(("named_barrier_arrive(1 + strip, kThreads);", "named_barrier_sync(1 + strip, kThreads);"),
                       [(a.strip(), b.strip()) for a, b in changed])
 
         class Options:
-            tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+            tessera, python, out, kernels, cache = PROGRAM, sys.executable, self.folder, ROOT / "kernels", None
 
-        for change in racecheck_sources.CHANGES:
+        for change in changes:
             checks = break_kernels.Checks(Options, self.folder)
             bad, of, note = checks.gate("racecheck", self.folder / "kernels", change)
             self.assertEqual((bad, of > 0), (0, True), note)
 
     def test_in_the_delayed_copy_every_barrier_is_followed_by_a_delay_and_the_control_is_delayed_too(self):
         class Options:
-            tessera, python, out, kernels = PROGRAM, sys.executable, self.folder, ROOT / "kernels"
+            tessera, python, out, kernels, cache = PROGRAM, sys.executable, self.folder, ROOT / "kernels", None
 
         checks = break_kernels.Checks(Options, self.folder)
         folder = checks.copy((), delayed=True)

@@ -166,7 +166,7 @@ TEST_F(Cli, doctor_says_what_is_here_and_what_will_be_used) {
   EXPECT_TRUE(holds(answer.text,
                     "attention_forward, attention_backward, attention_decode, gemm_dense, gemm_grouped, mlp_forward, "
                     "mlp_backward, moe_forward, moe_backward, norm_forward, norm_backward, norm_rotary, loss_gmm_nll, "
-                    "loss_linear_cross_entropy run on the CPU"));
+                    "loss_linear_cross_entropy, loss_mlp_gmm_nll run on the CPU"));
   EXPECT_FALSE(holds(answer.text, "\033")) << "colour where stdout is no terminal";
   const Json found = json("doctor.json");
   ASSERT_TRUE(found.is_object());
@@ -242,6 +242,10 @@ TEST_F(Cli, verify_takes_another_seed_and_a_filter) {
 
 TEST_F(Cli, kernels_says_which_code_changed_since_it_was_verified) {
   const std::string results = "--results " + file("results");
+  const Answer missing = run("kernels " + results);
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_TRUE(holds(missing.text, "there is no folder")) << missing.text;
+  std::filesystem::create_directories(file("results"));
   const Answer none = run("kernels --strict --json " + file("kernels.json") + " " + results);
   EXPECT_EQ(none.code, 1) << none.text;
   const Json kernels = json("kernels.json")["kernels"];
@@ -315,8 +319,9 @@ TEST_F(Cli, kernels_from_a_folder_are_named_and_never_recorded_as_verified) {
   std::ofstream(file("kernels/attention/forward.cuh"), std::ios::app) << "// a comment\n";
   std::ofstream(file("kernels/attention/backward.cuh"), std::ios::app) << "int x;\n";
   const std::string from = "TESSERA_KERNEL_SOURCES=" + file("kernels");
-  run("kernels --json " + file("library.json"));
-  const Answer answer = run("kernels --json " + file("folder.json"), from);
+  const std::string no_records = " --results " + file("kernels");
+  run("kernels --json " + file("library.json") + no_records);
+  const Answer answer = run("kernels --json " + file("folder.json") + no_records, from);
   EXPECT_EQ(answer.code, 0) << answer.text;
   EXPECT_TRUE(holds(answer.text, file("kernels"))) << answer.text;
   EXPECT_EQ(json("folder.json")["kernel_sources"], file("kernels"));

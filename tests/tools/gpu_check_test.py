@@ -16,7 +16,7 @@ echo "$@" >> "$(dirname "$0")/calls"
 run='"date": "", "version": "", "device": "", "arch_code": "", "suite": "full", "seed": 1, "repeat": 1, "passed": 1,
 "failed": 0, "refused": 0, "worst_error_over_allowed": 0, "worst_case": "", "seconds": 1, "cases": [], "problems": 2,
 "passed_over": 0, "instances": 1, "first_seed": 1, "last_seed": 2, "kernels": {"k": {"problems": 2, "worst_ratio": 0.5}}'
-[ "$1" != doctor ] || run='"cuda": {"devices": [{"name": "NVIDIA Test"}]}'
+[ "$1" != doctor ] || run='"cuda": {"devices": [{"name": "NVIDIA Test", "memory_bytes": 141000000000}]}'
 code=0
 for argument in "$@"; do
   [ "$before" != --json ] || echo "{$run}" > "$argument"
@@ -53,8 +53,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(code, 0, summary)
         self.assertIn("passed: stage verify", summary)
         self.assertIn("not run: stage peers", summary)
-        for arch in ("native", "sm_80", "sm_75"):
-            self.assertTrue(any(f"--arch-code {arch} --filter bwd/" in call for call in calls), calls)
+        self.assertTrue(any("--arch-code native,sm_80,sm_75 --filter bwd/" in call for call in calls), calls)
         self.assertIn('"problems": 4', (self.folder / "results/test/fuzz.json").read_text())
         code, summary, calls = self.run_stages("verify", "fuzz")
         self.assertEqual(code, 0, summary)
@@ -67,6 +66,19 @@ class GpuCheck(unittest.TestCase):
         code, summary, calls = self.run_stages("verify")
         self.assertEqual(code, 0, summary)
         self.assertTrue(any("hostile" in call for call in calls))
+
+    def test_of_stages_that_run_side_by_side_each_is_told(self):
+        sanitizer = self.folder / "path/compute-sanitizer"
+        sanitizer.parent.mkdir()
+        sanitizer.write_text("#!/bin/sh\nshift 4\nexec \"$@\"\n")  # --error-exitcode 9 --tool NAME COMMAND...
+        sanitizer.chmod(0o755)
+        shutil.copytree(ROOT / "kernels", self.folder / "kernels")
+        code, summary, _ = self.run_stages("sanitizer", "verify", FAILING="hostile",
+                                           PATH=f"{sanitizer.parent}:{os.environ['PATH']}")
+        self.assertEqual(code, 1, summary)
+        self.assertIn("FAILED: stage verify", summary)
+        self.assertIn("passed: stage sanitizer", summary)
+        self.assertIn("ok      sanitizer_memcheck", summary)
 
     def test_what_is_skipped_is_named_and_not_taken_as_passed(self):
         code, summary, _ = self.run_stages("tests", PYTHON="python3")

@@ -89,9 +89,14 @@ def invented_results(folder):
              "worst_error_over_allowed": 1.6, "worst_case": "lse of x",
              "cases": {"fwd/fp16/b1/logits_120": 0.3, "bwd/fp16/b1/one_hot": 0.4,
                        "fwd/fp16/b2/logits_1e4": {"failed": "lse: off", "error": 1.6}}}
+    products = {"environment": peers["environment"], "cases": [
+        {"name": "product/up/36096x512x1365", "unit": "TFLOP/s", "work": 5e10,
+         "entrants": {name: {"median_s": 1e-4} for name in ("tessera", "tessera padded", "pytorch", "pytorch 1376")}}]}
+    broken = {"date": "2026-01-02", "rows": [{"mutation": "x", "race": "", "caught": True}]}
     target = folder / "results" / "invented"
     target.mkdir(parents=True)
-    for name, content in (("peers", peers), ("bench", bench), ("evidence", bench),
+    for name, content in (("peers", peers), ("bench", bench), ("evidence", bench), ("products", products),
+                          ("break_kernels", broken),
                           ("verify", {"full_native": suite, "hostile": suite})):
         (target / f"{name}.json").write_text(json.dumps(content))
 
@@ -174,7 +179,7 @@ def main():
         assert not messages, messages
         if "TESSERA_RESULTS" not in os.environ:
             for part in ("Speed by sequence length", "Ratios", "Roofline", "Hostile inputs", "What determinism costs",
-                         "Environment", "Decode bandwidth", "Small shapes", "How to read this", "mma.sync bf16, mma.sync fp16:",
+                         "Environment", "Decode bandwidth", "Small shapes", "How to read this", "Products, MLPs", "broken on purpose", "mma.sync bf16, mma.sync fp16:",
                          "32 sequences of 512 tokens, 32 heads of 64", "ran through the forward", "<h2>gemm</h2>", "silu",
                          'class="loss"', ">wrong<", "never"):
                 assert part in answer.stdout, part

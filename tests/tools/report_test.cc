@@ -81,7 +81,7 @@ TEST_F(Cli, report_shows_decode_beside_peers_with_losses_and_says_which_op_ran) 
   ASSERT_EQ(run(common + " --readme " + file("README.md")).code, 0);
   const std::string page = text_of("report.html");
   const std::string part = page.substr(std::min(page.size(), page.find("Decode bandwidth")));
-  EXPECT_TRUE(holds(part, "Tessera ran through the forward."));
+  EXPECT_TRUE(holds(part, "Tessera ran through the forward op."));
   EXPECT_TRUE(holds(part, "\"figures\">10.0 / 5.0 / 4.00</td><td class=\"figures\">20.0 / 15.0 / 2.00</td>")) << part;
   EXPECT_TRUE(holds(part, "class=\"loss\" style=\"background:rgba(201,42,42,0.68)\">0.50</td>")) << part;
   EXPECT_TRUE(holds(part, ">wrong<"));
@@ -104,7 +104,7 @@ TEST_F(Cli, report_draws_lines_from_left_to_right_and_holds_deterministic_peers_
   std::ofstream(file("results/gpu/peers.json")) << peers;
   ASSERT_EQ(run("report --results " + file("results") + " --output " + file("report.html")).code, 0);
   const std::string page = text_of("report.html");
-  EXPECT_TRUE(holds(page, "<td>cudnn-det</td><td>deterministic backward</td><td class=\"bad\">0.500</td>")) << page;
+  EXPECT_TRUE(holds(page, "<td>cuDNN</td><td>deterministic backward</td><td class=\"bad\">0.500</td>")) << page;
   const std::size_t line = page.find("<polyline class=\"line s0\" points=\"");
   ASSERT_NE(line, std::string::npos);
   double x[2] = {}, y = 0;
@@ -143,6 +143,32 @@ TEST_F(Cli, report_shows_training_steps_and_the_rows_that_did_not_run) {
   EXPECT_TRUE(holds(part, "<td>small/all</td><td>17.50</td><td>small</td><td>3.5</td><td>2000000</td>")) << part;
   EXPECT_TRUE(holds(part, "<td>small/compiled</td>")) << part;
   EXPECT_TRUE(holds(part, "it does not compile")) << part;
+}
+
+TEST_F(Cli, report_shows_products_over_the_best_of_pytorch_and_what_broken_kernels_showed) {
+  std::filesystem::create_directories(file("results/gpu"));
+  Json products{{"environment", {{"date", "2026-01-02"}, {"gpu", "a GPU"}}}};
+  products["cases"] = {{{"name", "gemm/8x8x8"},
+                        {"unit", "TFLOP/s"},
+                        {"work", 4e12},
+                        {"entrants",
+                         {{"tessera", {{"median_s", 0.01}, {"samples_s", {0.01}}}},
+                          {"pytorch", {{"median_s", 0.04}}},
+                          {"pytorch 16", {{"median_s", 0.008}}}}}}};
+  std::ofstream(file("results/gpu/products.json")) << products;
+  Json broken{{"date", "2026-01-02"}, {"arch", "sm_90a"}};
+  broken["rows"] = {{{"mutation", "a"}, {"race", "race"}, {"caught", true}},
+                    {{"mutation", "b"}, {"race", ""}, {"caught", false}},
+                    {{"mutation", "c"}, {"race", ""}, {"caught", nullptr}},
+                    {{"mutation", "d"}, {"race", ""}, {"caught", false}, {"left", "not run"}}};
+  std::ofstream(file("results/gpu/break_kernels.json")) << broken;
+  ASSERT_EQ(run("report --results " + file("results") + " --output " + file("report.html")).code, 0);
+  const std::string page = text_of("report.html");
+  EXPECT_TRUE(holds(page, "gemm/8x8x8</td><td>TFLOP/s</td><td>400</td><td>500</td>")) << page;
+  EXPECT_TRUE(holds(page, ">0.80</td>")) << page;
+  EXPECT_TRUE(holds(page, "pytorch 16 500")) << page;
+  EXPECT_TRUE(holds(page, "2 kernels were broken")) << page;
+  EXPECT_TRUE(holds(page, "1 are races): the checks noticed 1 of them")) << page;
 }
 
 TEST_F(Cli, report_reads_results_of_the_older_form_alike) {
@@ -226,7 +252,7 @@ TEST_F(Cli, report_shows_a_family_without_a_presentation_with_all_its_fields) {
   EXPECT_TRUE(holds(gemm, ">refused<"));
   EXPECT_TRUE(holds(gemm, "<th>experts</th>")) << gemm;
   EXPECT_TRUE(holds(gemm, "<td>gemm/one</td><td>8</td><td>10.0 / 100.0 / -</td><td>20.0</td><td>25 %</td>")) << gemm;
-  EXPECT_TRUE(holds(page, "<td>cublas</td><td>gemm grouped</td><td class=\"bad\">0.500</td>")) << "the sums at the top";
+  EXPECT_TRUE(holds(page, "<td>cuBLAS</td><td>gemm grouped</td><td class=\"bad\">0.500</td>")) << "the sums at the top";
   EXPECT_TRUE(holds(page, "<h2>norm</h2>"));
   EXPECT_TRUE(holds(page, "<td>norm/one</td><td>8192</td><td class=\"soft\" title=\"no kernel\">refused</td>"));
   EXPECT_TRUE(holds(page, "<h2>attention forward</h2>"));

@@ -52,8 +52,7 @@ int run(const Options& o) {
   std::vector<jit::CompileRequest> requests;
   for (const std::string& arch : o.archs) {
     std::set<std::string> seen;  // headers
-    const std::vector<jit::KernelInstance> all = verify::gate_instances(arch);
-    for (const jit::KernelInstance& instance : o.pairs ? jit::pairwise(all) : all) {
+    for (const jit::KernelInstance& instance : verify::gate_instances(arch)) {
       if (instance.name.find(o.kernel) == std::string::npos) continue;
       if (!seen.insert(instance.header).second && o.brief) continue;
       requests.push_back({instance, {arch, o.ptx}, {}, {}});
@@ -62,6 +61,8 @@ int run(const Options& o) {
   if (requests.empty()) {
     return fail(kBadUsage, format("no kernel for {} has '{}' in its name", join(o.archs, ", "), o.kernel));
   }
+
+  if (o.pairs) requests = jit::pairwise(requests);
 
   jit::GateReport report;
   jit::GateOptions options;
@@ -134,7 +135,9 @@ Command add_compile(App parent) {
       .shows_default();
   app.add_option("--kernel", o->kernel, "Only kernels with this in their name").type_name("TEXT");
   app.add_flag("--brief", o->brief, "One instance of each kernel");
-  app.add_flag("--pairs", o->pairs, "Of each kernel, instances with every two values that Config fields have together");
+  app.add_flag("--pairs", o->pairs,
+               "Of each kernel, instances with every two values that Config fields have together, or a field and the "
+               "architecture");
   app.add_flag("--ptx", o->ptx, "To PTX alone, without ptxas and its report: whether a kernel compiles");
   app.add_option("--jobs", o->jobs, "Compilations at once; 0: one per core")
       .type_name("N")

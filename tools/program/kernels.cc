@@ -1,5 +1,6 @@
 // `tessera kernels`: every GPU kernel, the hash of its code, and whether that code was verified on a GPU.
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 
 #include "base/format.h"
@@ -41,6 +42,9 @@ int record(const Options& o) {
 int run(const Options& o) {
   if (!o.record.empty()) return record(o);
   if (const Status& s = jit::kernel_sources().status; !s.ok()) return fail(kBadUsage, s.message());
+  if (!std::filesystem::is_directory(o.results)) {
+    return fail(kBadUsage, format("there is no folder '{}'; --results names the one with the records", o.results));
+  }
   using Verified = results::KernelState::Verified;
   const std::vector<results::KernelState> states = results::kernel_states(o.results, verify::kernel_headers());
   Json json = Json::array();

@@ -116,7 +116,10 @@ int run_commands(int argc, char** argv, const std::vector<Command (*)(App)>& add
         app.get_subcommands().empty() ? app.remaining() : std::vector<std::string>();
     print(stderr, "error: {}\n", unknown.empty() ? e.what() : format("there is no command '{}'", unknown[0]));
     std::string command = "tessera";
-    for (const CLI::App* sub : app.get_subcommands()) command += " " + sub->get_name();
+    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+      at = at->get_subcommands()[0];
+      command += " " + at->get_name();
+    }
     print(stderr, "`{} --help` says what is accepted.\n", command);
     return kBadUsage;
   }

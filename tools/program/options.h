@@ -10,7 +10,7 @@
 
 #include "verify/family.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): as CLI11 has it
 class App;
 class Option;
 }  // namespace CLI

@@ -152,13 +152,14 @@ class Server {
     std::vector<std::size_t> owners;  // of the requests, among the candidates
     std::vector<std::string> reasons(candidates.size());
     for (std::size_t n = 0; n < candidates.size(); ++n) {
-      const auto kernels = problem_.kernels_of(choice(candidates[n]), (*device)->as_selected());
-      if (kernels.empty()) reasons[n] = "it does not fit the problem";
-      for (const jit::KernelInstance& kernel : kernels) {
+      const engine::Device selected = (*device)->as_selected();
+      if (!problem_.fits(choice(candidates[n]), selected)) reasons[n] = "it does not fit the problem";
+      for (const jit::KernelInstance& kernel : problem_.kernels_of(choice(candidates[n]), selected)) {
         requests.push_back({kernel, code->target, {}, {}});
         owners.push_back(n);
       }
     }
+    if (requests.empty()) return {{"reasons", reasons}};
     jit::GateOptions options;
     options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     const Result<jit::GateReport> report = jit::run_gate(requests, options);

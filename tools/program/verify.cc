@@ -169,26 +169,57 @@ Result<std::vector<Run>> open_runs(const Options& o, const Cases& list, int work
   return runs;
 }
 
-// The driver compiles PTX, which is what an older architecture's code is, for one thread of a process at a time. So
-// processes of their own compile first, into the caches on disk. To be called before the driver is.
-void fill_caches(const Options& o, const Cases& list) {
-  constexpr std::size_t kCasesOfAProcess = 64;
-  const std::size_t parts =
-      std::min(static_cast<std::size_t>(verify::machine_threads()), list.size() / kCasesOfAProcess);
-  if (o.device == "cpu" || parts < 2) return;
+// How many kernels load_kernels would load.
+std::size_t wanted_kernels(const std::vector<Run>& runs) {
+  std::set<std::pair<std::string, std::string>> known;
+  for (const Run& run : runs) {
+    for (std::size_t n = 0; n < run.kernels.size(); ++n) {
+      if (!run.wants(n)) continue;
+      for (const jit::KernelInstance& kernel : run.kernels[n]) known.emplace(run.arch(), jit::program_text(kernel));
+    }
+  }
+  return known.size();
+}
+
+// Runs `body` in a process of its own. To be called before this one has called the driver.
+template <class Body>
+pid_t start_child(const Body& body) {
   std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  return child;
+}
+
+int exit_code_of(pid_t child) {
+  int status = 0;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+// The driver compiles PTX, which is what an older architecture's code is, for one thread of a process at a time. So
+// processes of their own compile first, into the caches on disk; as many as there is work for, because each of them waits
+// for the driver when it opens the device. To be called before the driver is.
+void fill_caches(const Options& o, const Cases& list) {
+  constexpr std::size_t kKernelsOfAProcess = 4;
+  const std::vector<std::string> codes = o.arch_codes.empty() ? std::vector<std::string>{""} : o.arch_codes;
+  const bool all_native = std::all_of(
+      codes.begin(), codes.end(), [](const std::string& code) { return verify::arch_code_in_force(code) == "native"; });
+  if (o.device == "cpu" || all_native) return;
+  const auto most = std::min<std::size_t>(static_cast<std::size_t>(verify::machine_threads()), 60);  // of an exit code
+  const auto parts = static_cast<std::size_t>(exit_code_of(start_child([&] {
+    const Result<std::vector<Run>> runs = open_runs(o, list, 1);
+    return runs.ok() ? static_cast<int>(std::min(most, wanted_kernels(*runs) / kKernelsOfAProcess)) : 0;
+  })));
+  if (parts < 2) return;
   std::vector<pid_t> children;
   for (std::size_t part = 0; part < parts; ++part) {
-    const pid_t child = fork();
-    if (child == 0) {
+    children.push_back(start_child([&] {
       if (part > 0) std::freopen("/dev/null", "w", stderr);  // the first one's progress speaks for all
       const Result<std::vector<Run>> runs = open_runs(o, list, 1);
       if (runs.ok()) load_kernels(o, *runs, part, parts);
-      _exit(0);  // what failed is reported by the cases
-    }
-    if (child > 0) children.push_back(child);
+      return 0;  // what failed is reported by the cases
+    }));
   }
-  for (const pid_t child : children) waitpid(child, nullptr, 0);
+  for (const pid_t child : children) exit_code_of(child);
 }
 
 void print_case(const Options& o, const std::vector<Run>& runs, const Run& run, const verify::Case& c,

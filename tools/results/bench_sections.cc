@@ -51,7 +51,7 @@ std::string bandwidth_table(const View& view) {
   }
   const std::string through = served_through(view);
   return format("<p class=\"soft\">{}{}</p>", escaped(view.how.caption),
-                through.empty() ? "" : " Tessera ran " + escaped(through) + ".") +
+                through.empty() ? "" : " Tessera ran " + escaped(through) + " op.") +
          table.done();
 }
 
@@ -248,6 +248,41 @@ std::string plain_sections(const Comparison* c, const std::vector<TimingRow>& be
   return out;
 }
 
+std::string products_section(const History& history, const std::string& gpu) {
+  const std::vector<RunRow> runs = history.runs("products", gpu);
+  if (runs.empty()) return {};
+  HtmlTable table({"operation and sizes", "unit", "Tessera", "PyTorch", "over PyTorch", "others"});
+  for (const Json& row : runs.front().facts.value("products", Json::array())) {
+    const std::string unit = text_at(row, "unit");
+    const double work = number_at(row, "work");
+    const auto figure = [&](double seconds) {
+      if (unit == "us") return format("{:.1f}", seconds * 1e6);
+      return format("{:.0f}", work / seconds / (unit == "TFLOP/s" ? 1e12 : 1e9));
+    };
+    double ours = 0, theirs = 0;
+    std::string others;
+    const Json entrants = row.value("entrants", Json::object());
+    for (auto at = entrants.begin(); at != entrants.end(); ++at) {
+      const double seconds = number_at(at.value(), "median_s");
+      if (seconds <= 0) continue;
+      if (at.key() == "tessera") ours = seconds;
+      // PyTorch's best way: it may also be given rows that are padded.
+      if (at.key().starts_with("pytorch")) theirs = theirs > 0 ? std::min(theirs, seconds) : seconds;
+      if (at.key() != "tessera" && at.key() != "pytorch") {
+        others += (others.empty() ? "" : ", ") + at.key() + " " + figure(seconds);
+      }
+    }
+    const bool both = ours > 0 && theirs > 0;
+    table.row({long_cell(text_at(row, "name")), escaped(unit), ours > 0 ? figure(ours) : "-",
+               theirs > 0 ? figure(theirs) : "-", both ? ratio_cell(theirs / ours) : "-", long_cell(others)});
+  }
+  return format(
+      "<h2>Products, MLPs, experts, losses and norms</h2><p class=\"soft\">{}. Beside PyTorch, whose best time counts: "
+      "medians, each result compared with PyTorch's first. \"padded\" has room behind each row, \"1376\" is the same "
+      "product with sizes that are multiples of 16, \"copy\" moves as many bytes as the op must.</p>{}",
+      escaped(runs.front().date), table.done());
+}
+
 std::string training_section(const History& history, const std::string& gpu) {
   const std::vector<RunRow> runs = history.runs("training", gpu);
   if (runs.empty()) return {};
@@ -270,8 +305,12 @@ std::string training_section(const History& history, const std::string& gpu) {
     return table.done();
   };
   return "<h2>Training steps</h2><p class=\"soft\">" + escaped(runs.front().date) +
-         ". Milliseconds of a whole step (forward, backward, clipping, optimizer): medians. The stages were timed by "
-         "themselves, forward and backward, and summed over the layers.</p><div class=\"tables\">" +
+         ". Milliseconds of a whole step (forward, backward, clipping, optimizer) of a transformer neural process: "
+         "medians. A row is the model's size and what of it Tessera computes: sdpa is PyTorch alone, with the "
+         "attention of "
+         "FlashAttention-2 or cuDNN; attention, mlp, mixture and norms replace that part, all replaces them together; "
+         "speedup is over sdpa-cudnn. The stages were timed by themselves, forward and backward, and summed over the "
+         "layers.</p><div class=\"tables\">" +
          table_of(fields) + (stages.empty() ? "" : table_of(stages)) + "</div>";
 }
 

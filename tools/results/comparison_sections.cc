@@ -151,12 +151,12 @@ std::string headline(const Comparison& c) {
       if (s.cells == 0) continue;
       const TimingRow* worst = view.find(s.worst, "tessera");
       if (peer != kBest) {
-        bars.push_back({label_beside(view, peer) + ", over " + peer, peer, s.mean, s.least, s.most,
+        bars.push_back({label_beside(view, peer) + ", over " + entrant_name(peer), peer, s.mean, s.least, s.most,
                         format("{:.2f}x ({:.2f} to {:.2f}), {}", s.mean, s.least, s.most,
                                s.losses == 0 ? format("all {} ahead", s.cells)
                                              : format("behind in {} of {}", s.losses, s.cells))});
       }
-      table.row({peer == kBest ? "the best of them" : escaped(peer), escaped(label_beside(view, peer)),
+      table.row({peer == kBest ? "the best of them" : escaped(entrant_name(peer)), escaped(label_beside(view, peer)),
                  format("<td class=\"{}\">{:.3f}</td>", s.mean >= 1 ? "good" : "bad", s.mean),
                  format("<td class=\"{}\">{:.3f}</td>", s.least >= 1 ? "good" : "bad", s.least),
                  worst != nullptr ? shape_cell(*worst) : "-", format("{} of {}", s.losses, s.cells)});

@@ -103,6 +103,26 @@ Json without_rows(Json content) {
   return content;
 }
 
+// What is shown of files whose rows are no timings of one call.
+Json as_facts(const std::string& kind, Json content) {
+  if (kind == "products") {
+    content["products"] = content.value("cases", Json::array());
+    for (Json& row : content["products"]) {
+      for (Json& entrant : row["entrants"]) entrant.erase("samples_s");
+    }
+    content.erase("cases");
+  } else if (kind == "break_kernels") {
+    int caught = 0, missed = 0, races = 0;
+    for (const Json& row : content.value("rows", Json::array())) {
+      if (row.contains("left") || row.value("caught", Json()).is_null()) continue;  // not run, or not to be noticed
+      (row["caught"].get<bool>() ? caught : missed)++;
+      races += row.value("race", "").empty() ? 0 : 1;
+    }
+    content.update({{"caught", caught}, {"missed", missed}, {"races", races}});
+  }
+  return content;
+}
+
 }  // namespace
 
 void History::Close::operator()(sqlite3* db) const { sqlite3_close(db); }
@@ -159,7 +179,8 @@ Result<int> History::add_verdicts(const std::string& gpu, const Json& suites) {
   return added;
 }
 
-// peers.json and peers_unfused.json have "rows"; bench.json, training.json and evidence.json have "cases"; the others are facts alone.
+// peers.json and peers_unfused.json have "rows"; bench.json, training.json and evidence.json have "cases"; the others are
+// facts alone.
 Result<int> History::add_timings(const std::string& kind, const std::string& gpu, const Json& content) {
   const Result<std::int64_t> run = add_run(kind, gpu, "", content);
   if (!run.ok()) return run.status();
@@ -183,7 +204,10 @@ Result<int> History::import_file(const std::string& file, const std::string& gpu
   const std::string kind = fs::path(file).stem().string();
   Transaction transaction(db_.get());
   if (!transaction.begun().ok()) return transaction.begun();
-  const Result<int> added = kind == "verify" ? add_verdicts(gpu, content) : add_timings(kind, gpu, content);
+  const bool is_timed = kind != "products" && kind != "break_kernels";
+  const Result<int> added = kind == "verify" ? add_verdicts(gpu, content)
+                            : is_timed       ? add_timings(kind, gpu, content)
+                                             : add_timings(kind, gpu, without_rows(as_facts(kind, content)));
   if (!added.ok()) return added;
   if (Status s = transaction.commit(); !s.ok()) return s;
   return added;
@@ -202,7 +226,7 @@ Result<int> History::import_results(const std::string& results) {
   int added = 0;
   for (const fs::path& folder : folders) {
     for (const char* name : {"peers.json", "peers_unfused.json", "bench.json", "training.json", "evidence.json",
-                             "fuzz.json", "dram_bytes.json", "verify.json"}) {
+                             "products.json", "break_kernels.json", "fuzz.json", "dram_bytes.json", "verify.json"}) {
       if (!fs::exists(folder / name)) continue;
       const Result<int> one = import_file((folder / name).string(), folder.filename().string());
       if (!one.ok()) return one.status();

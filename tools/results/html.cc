@@ -49,7 +49,7 @@ std::string page_style() {
          "th:first-child,td:first-child{text-align:left}thead th{background:var(--band);white-space:normal}"
          ".loss{outline:2px solid var(--bad);outline-offset:-2px;font-weight:700}"
          ".bad{color:var(--bad);font-weight:700}"
-         ".shape{white-space:normal;text-align:left;min-width:15em}"
+         ".shape{white-space:normal;overflow-wrap:anywhere;text-align:left;min-width:15em}"
          ".figures{white-space:normal;min-width:6.5em}"
          ".long{white-space:normal;overflow-wrap:anywhere;text-align:left;min-width:16em;max-width:60em}"
          "dt{font-weight:600}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 14px}dd{margin:0}"

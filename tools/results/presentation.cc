@@ -182,6 +182,11 @@ std::string entrant_text(const std::string& entrant) {
   return at != known.end() ? at->second : "";
 }
 
+std::string entrant_name(const std::string& entrant) {
+  const std::string text = entrant_text(entrant);
+  return text.empty() ? entrant : text.substr(0, std::min(text.find(','), text.find(" with ")));
+}
+
 const std::vector<std::string>& hostile_kinds() {
   static const std::vector<std::string> kinds{"logits_120", "logits_1e4", "logits_1e10", "logits_minus_120",
                                               "one_hot",    "constant",   "huge_values"};

@@ -79,6 +79,8 @@ std::string shape_text(const TimingRow& row);
 
 // What an entrant is: "cuDNN, through PyTorch's scaled_dot_product_attention"; empty for a name that is not known.
 std::string entrant_text(const std::string& entrant);
+// "cuDNN"
+std::string entrant_name(const std::string& entrant);
 
 // Kinds of hostile inputs that end a case's name: "logits_1e4", "one_hot", ...
 const std::vector<std::string>& hostile_kinds();

@@ -51,8 +51,10 @@ std::string verify_section(const History& history, const std::string& gpu) {
   }
   std::string out =
       "<h2>Verified against the fp64 oracle</h2><p class=\"soft\">Errors divided by what the accuracy rule "
-      "allows; 1 is the limit. Suites named after an architecture, such as full_sm_80, ran that architecture's code on "
-      "this GPU.</p>" +
+      "allows; 1 is the limit. Refused are cases that no kernel of the architecture serves, such as fp32 on a GPU: the "
+      "call "
+      "returns an error that says why, and writes nothing. Suites named after an architecture, such as full_sm_80, ran "
+      "that architecture's code on this GPU.</p>" +
       table.done();
   if (const auto hostile = newest.find("hostile"); hostile != newest.end()) {
     out += hostile_tables(history.verdicts(hostile->second.id));
@@ -63,18 +65,18 @@ std::string verify_section(const History& history, const std::string& gpu) {
 std::string evidence_section(const History& history, const std::string& gpu) {
   const std::vector<RunRow> runs = history.runs("evidence", gpu);
   if (runs.empty()) return {};
-  HtmlTable table({"case", "p50, us", "p95, us", "p99, us", "graph, us", "host, us", "error"});
+  HtmlTable table({"case", "op", "p50, us", "p95, us", "p99, us", "graph, us", "host, us", "error"});
   int wrong = 0, cases = 0;
   for (const TimingRow& r : history.timings(runs.front().id)) {
     if (r.status == "refused") continue;
     ++cases;
-    const std::string error = format("{:.2f}", r.error);
+    const std::string error = format("{:.2f}", r.error), op = op_label(r.family, r.op);
     if (r.ok()) {
-      table.row({shape_cell(r), microseconds(r.median), microseconds(r.p95), microseconds(r.p99), microseconds(r.graph),
-                 microseconds(r.host), error});
+      table.row({shape_cell(r), escaped(op), microseconds(r.median), microseconds(r.p95), microseconds(r.p99),
+                 microseconds(r.graph), microseconds(r.host), error});
     } else {
       ++wrong;
-      table.row({shape_cell(r), status_cell(&r), "", "", "", "", error});
+      table.row({shape_cell(r), escaped(op), status_cell(&r), "", "", "", "", error});
     }
   }
   const Json& facts = runs.front().facts;
@@ -88,8 +90,10 @@ std::string evidence_section(const History& history, const std::string& gpu) {
         "from one by at most {:.2f} of what the oracle leaves. ",
         calls, equal, calls - equal, number_at(facts, "largest_difference"));
   }
-  return format("<h2>Evidence</h2><p>{} cases. {}{} were wrong.</p><details><summary>every case</summary>{}</details>",
-                cases, judged, wrong, table.done());
+  return format(
+      "<h2>Single calls, all of them judged</h2><p>{} cases. {}{} were wrong.</p><details><summary>every "
+      "case</summary>{}</details>",
+      cases, judged, wrong, table.done());
 }
 
 std::string fuzz_section(const History& history, const std::string& gpu) {
@@ -101,6 +105,19 @@ std::string fuzz_section(const History& history, const std::string& gpu) {
       "<h2>Random problems</h2><p>{} small problems drawn at random, of {} kernel instances, were compared with the "
       "oracle ({}): {} failed.</p>",
       count("problems"), count("instances"), escaped(runs.front().date), count("failed"));
+}
+
+std::string mutation_section(const History& history, const std::string& gpu) {
+  const std::vector<RunRow> runs = history.runs("break_kernels", gpu);
+  if (runs.empty()) return {};
+  const Json& facts = runs.front().facts;
+  const auto count = [&](const char* key) { return static_cast<int>(number_at(facts, key)); };
+  return format(
+      "<h2>Kernels broken on purpose</h2><p>To show that the checks catch what they are for, {} kernels were broken, "
+      "one "
+      "change at a time (a tile skipped, a barrier dropped, a row left out; {} are races): the checks noticed {} of "
+      "them.</p>",
+      count("caught") + count("missed"), count("races"), count("caught"));
 }
 
 std::string traffic_section(const History& history, const std::string& gpu) {

@@ -50,9 +50,10 @@ std::string gpu_sections(const History& history, const std::string& gpu) {
     out += format("<h2>{}</h2><p>No comparison with peers is recorded.</p>", escaped(gpu));
   }
   const Comparison* compared = c ? &*c : nullptr;
-  out += bandwidth_sections(compared, bench) + plain_sections(compared, bench) + training_section(history, gpu);
+  out += bandwidth_sections(compared, bench) + plain_sections(compared, bench) + products_section(history, gpu) +
+         training_section(history, gpu);
   out += traffic_section(history, gpu) + verify_section(history, gpu) + fuzz_section(history, gpu) +
-         evidence_section(history, gpu) + history_section(history, gpu);
+         mutation_section(history, gpu) + evidence_section(history, gpu) + history_section(history, gpu);
   if (c) out += environment_section(c->run);
   return out;
 }

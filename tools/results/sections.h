@@ -28,11 +28,14 @@ std::string bandwidth_sections(const Comparison* c, const std::vector<TimingRow>
 std::string plain_sections(const Comparison* c, const std::vector<TimingRow>& bench);
 // Whole training steps, from training.json (`python -m tessera.bench --suite np`).
 std::string training_section(const History& history, const std::string& gpu);
+// From products.json (`python -m tessera.bench --suite products`).
+std::string products_section(const History& history, const std::string& gpu);
 
 // Records over time (record_sections.cc).
 std::string verify_section(const History& history, const std::string& gpu);
 std::string evidence_section(const History& history, const std::string& gpu);
 std::string fuzz_section(const History& history, const std::string& gpu);
+std::string mutation_section(const History& history, const std::string& gpu);
 std::string traffic_section(const History& history, const std::string& gpu);
 std::string history_section(const History& history, const std::string& gpu);
 std::string kernel_section(const std::vector<KernelState>& kernels);

@@ -173,6 +173,7 @@ void Buffers::fill_args() {
   if (p.rounds_to_fp8) a.flags |= TESSERA_FP8;
   if (p.rotates) a.flags |= TESSERA_FP8_ROTATE;
   if (p.residuals) a.flags |= TESSERA_FP8_RESIDUAL;
+  if (p.fp8_fast) a.flags |= TESSERA_FP8_FAST;
   if (p.op != AttentionOp::kDecode) {
     a.alignment = p.alignment == Alignment::kBottomRight ? TESSERA_ALIGN_BOTTOM_RIGHT : TESSERA_ALIGN_TOP_LEFT;
   }

@@ -58,6 +58,8 @@ const char* name_of(Distribution distribution) {
       return "constant";
     case Distribution::kHugeValues:
       return "huge_values";
+    case Distribution::kMeanValues:
+      return "mean_values";
   }
   return "?";
 }

@@ -23,6 +23,7 @@ enum class Distribution : std::uint8_t {
   kOneHot,          // one key (or a few equal ones) takes nearly all the weight
   kConstant,        // all keys equal: uniform weights
   kHugeValues,      // V near the top of the type's range, as far as sums of it stay finite
+  kMeanValues,      // V around 2: sums of its products grow with the number of keys
 };
 const char* name_of(Distribution distribution);
 
@@ -53,7 +54,8 @@ struct Case {
   bool scales_per_batch = false;  // fp8_cache: and per sequence
   double query_size = 1;          // q is multiplied by it
   int scale_exponent = 0;         // fp8: q's scales are multiplied by 2 to its power, and k's divided
-  bool uneven = false;  // fp8, rounded to it: blocks of k and of v are of different sizes, and so are their scales
+  // fp8, rounded to it: 64 rows of k, and so many of v, are of another size than the next ones, and so are their scales.
+  int uneven = 0;
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;

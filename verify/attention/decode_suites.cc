@@ -194,10 +194,22 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   if (dtype == DType::kBFloat16) {
     add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some)});
     add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some), e4m3_cache()});
+    add({16, 1, 300, 32, 8, 80, 80}, {cache_lengths(some)});
+    add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some), append(1), rotary(128), paged(16)});
     // At equal lengths CTAs have whole row blocks, or parts of them.
     add({16, 1, 300, 32, 8, 128, 128}, {});
     add({33, 1, 300, 8, 8, 16, 16}, {});
     add({3, 1, 2000, 8, 8, 16, 16}, {});
+  }
+  // So many pages that each CTA's come in several groups of 32.
+  std::vector<std::int32_t> long_ones;
+  for (const std::int32_t length : some) long_ones.push_back(1200 - length);
+  if (dtype == DType::kBFloat16) add({16, 1, 1200, 8, 8, 16, 16}, {cache_lengths(long_ones), paged(8)});
+  // One sequence of so many heads that clusters of three and of six share the keys of each.
+  if (dtype == DType::kBFloat16) {
+    add({1, 1, 2000, 32, 32, 64, 64}, {cache_lengths({1990}), append(1), rotary(64)});
+    add({1, 1, 2000, 16, 16, 64, 64}, {cache_lengths({1999})});
+    add({1, 16, 2000, 64, 8, 64, 64}, {cache_lengths({1999})});  // two row blocks
   }
   // So many tiles that every stage is used often.
   if (dtype == DType::kBFloat16) add({2, 1, 33800, 8, 8, 16, 16}, {cache_lengths({33800, 30011})});

@@ -25,7 +25,7 @@ struct Options {
   bool alibi = false, varlen = false, lse = false, dlse = false, deterministic = false, cache_lengths = false;
   std::int64_t page_size = 0, append = 0, rotary = 0, chunk = 0;
   bool interleaved = false, cache_batch_idx = false, leftpad = false, batch_invariant = false, fp8 = false,
-       rotate = false, residual = false, e4m3_cache = false;
+       rotate = false, residual = false, fp8_fast = false, e4m3_cache = false;
 };
 
 const std::map<std::string, tessera_attention_op> kOps{{"forward", TESSERA_ATTENTION_FORWARD},
@@ -136,6 +136,7 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
   if (o.fp8) a.flags |= TESSERA_FP8;
   if (o.rotate) a.flags |= TESSERA_FP8_ROTATE;
   if (o.residual) a.flags |= TESSERA_FP8_RESIDUAL;
+  if (o.fp8_fast) a.flags |= TESSERA_FP8_FAST;
   if (o.cache_batch_idx) a.cache_batch_idx = shapes.add(int32, {o.b});
   if (o.leftpad) a.leftpad_k = shapes.add(int32, {o.b});
   return a;
@@ -168,6 +169,7 @@ Result<Options> options_from(const FlagValues& values) {
   o.fp8 = given("--fp8");
   o.rotate = given("--rotate");
   o.residual = given("--residual");
+  o.fp8_fast = given("--fp8-fast");
   const std::vector<std::pair<const char*, std::int64_t*>> sizes = {
       {"--b", &o.b},           {"--sq", &o.sq},         {"--sk", &o.sk},       {"--hq", &o.hq},
       {"--hkv", &o.hkv},       {"--d", &o.d},           {"--dv", &o.dv},       {"--page-size", &o.page_size},
@@ -222,6 +224,7 @@ std::vector<Flag> attention_flags() {
       {"--fp8", "", "forward: q, k and v are rounded to e4m3 first", "", {}},
       {"--rotate", "", "with --fp8: q and k are multiplied by a Hadamard matrix before", "", {}},
       {"--residual", "", "with --fp8: what rounding takes from the largest key channels is kept", "", {}},
+      {"--fp8-fast", "", "e4m3: sums of many keys may be truncated", "", {}},
       {"--lse", "", "With LSE as an output", "", {}},
       {"--dlse", "", "backward: with a gradient of LSE", "", {}},
       {"--deterministic", "", "backward: bitwise equal from run to run", "", {}},

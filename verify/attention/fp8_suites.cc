@@ -33,6 +33,7 @@ void add_quick_fp8(std::vector<Case>& out) {
   add(kBf16, s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), rounded_to_fp8(), causal(), bottom_right()});
   add(kBf16, {2, 150, 300, 4, 2, 64, 64}, {rounded_to_fp8_with_residuals(), causal(), bottom_right()});
   add(kFp16, s, {varlen({17, 0, 1, 133}, {120, 5, 0, 140}, 3), rounded_to_fp8_with_residuals()});
+  add(kBf16, {1, 65, 3000, 1, 1, 64, 64}, {fp8(), values(Distribution::kMeanValues)});  // sums are promoted
 }
 
 void add_full_fp8(std::vector<Case>& out) {
@@ -50,13 +51,26 @@ void add_full_fp8(std::vector<Case>& out) {
   // Several times as many tiles as a large GPU runs at once; scales that change from block to block.
   add({3, 40, 130, 200, 50, 64, 64}, {fp8(), causal(), bottom_right()});
   for (const std::int64_t d : {64, 128}) add({2, 300, 700, 16, 2, d, d}, {fp8(64, 64, 64), uneven()});
+  add({2, 300, 700, 16, 2, 128, 128}, {fp8(64, 64, 128), uneven()});  // two scales of K in a key tile
   for (const bool rotated : {false, true}) add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(rotated), uneven()});
+  // The largest keys, which have most of the weight, are in key tiles with each of V's scales.
+  add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(), uneven(192)});
   add({1, 200, 400, 150, 150, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});  // the dynamic scheduler
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});
   }
   add({3, 330, 90, 2, 2, 128, 128}, {fp8(64, 128, 0), window(40, 9), bottom_right()});
+  // Sums of many keys are promoted.
+  for (const std::int64_t d : {80, 96, 128, 256}) {
+    add({1, 100, 3000, 2, 1, d, d}, {fp8(), values(Distribution::kMeanValues)});
+    add({1, 100, 3000, 2, 1, d, d}, {rounded_to_fp8(), values(Distribution::kMeanValues), causal(), bottom_right()});
+  }
+  add({1, 100, 3000, 2, 1, 128, 128}, {fp8(64, 64, 64), values(Distribution::kMeanValues)});
+  add({1, 100, 3000, 2, 1, 128, 128}, {fp8(), values(Distribution::kMeanValues), softcap(20)});
+  add({1, 100, 2000, 2, 1, 64, 64}, {fp8(), values(Distribution::kSteps)});
+  for (const std::int64_t d : {64, 128, 256}) add({1, 100, 2000, 2, 1, d, d}, {rounded_to_fp8(), truncated_sums()});
+  for (const std::int64_t d : {64, 128}) add({1, 100, 2000, 2, 1, d, d}, {rounded_to_fp8(), uneven()});
   for (const std::int64_t d : {16, 48, 96, 112, 128, 160, 192, 256}) {
     add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8(d == 192)});
   }
@@ -92,6 +106,7 @@ void add_hostile_fp8(std::vector<Case>& out) {
 void add_sanitize_fp8(std::vector<Case>& out) {
   out.push_back(make(kForward, kBf16, {1, 97, 131, 2, 1, 128, 128}, {fp8()}));
   out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {fp8(64, 64, 64), causal(), bottom_right()}));
+  out.push_back(make(kForward, kBf16, {1, 131, 1100, 1, 1, 128, 128}, {fp8()}));
   out.push_back(make(kForward, kFp16, {1, 1, 1, 2, 1, 64, 64}, {varlen({17, 0, 1, 70}, {20, 5, 0, 80}, 3), fp8()}));
   for (const bool rotated : {false, true}) {
     out.push_back(make(kForward, kBf16, {1, 131, 197, 2, 1, 80, 80}, {rounded_to_fp8(rotated)}));
@@ -107,7 +122,7 @@ void add_bench_fp8(std::vector<Case>& out) {
       out.push_back(make(kForward, kBf16, {16384 / s, s, s, h, h, d, d}, {rounded_to_fp8()}));
       out.push_back(make(kForward, kBf16, {16384 / s, s, s, h, h, d, d}, {rounded_to_fp8(), causal()}));
     }
-    out.push_back(make(kForward, kBf16, {1, 16384, 16384, h, h, d, d}, {fp8(64, 64, 128), causal()}));
+    if (d <= 128) out.push_back(make(kForward, kBf16, {1, 16384, 16384, h, h, d, d}, {fp8(64, 64, 128), causal()}));
   }
 }
 

@@ -86,6 +86,7 @@ void fill_q_and_k(const Case& c, HostTensor& q, HostTensor& k) {
       return;
     case Distribution::kNormal:
     case Distribution::kHugeValues:
+    case Distribution::kMeanValues:
       fill(q, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_q.normal(n); });
       fill(k, [&](std::int64_t, std::int64_t, std::int64_t n) { return stream_k.normal(n); });
       return;
@@ -196,11 +197,11 @@ void make_rotary(const Case& c, oracle::Inputs& in) {
   coarsen(in.k_new);
 }
 
-// Rows become 1, 4 or 16 times as large in turn, 64 at a time.
-void make_uneven(HostTensor& t) {
+// Rows become 1, 4 or 16 times as large in turn, `rows` at a time.
+void make_uneven(HostTensor& t, int rows) {
   for (std::size_t n = 0; n < t.data.size(); ++n) {
     const auto row = static_cast<std::int64_t>(n) / (t.shape[2] * t.shape[3]) % t.shape[1];
-    t.data[n] = std::ldexp(t.data[n], static_cast<int>(2 * (row / 64 % 3)));
+    t.data[n] = std::ldexp(t.data[n], static_cast<int>(2 * (row / rows % 3)));
   }
 }
 
@@ -364,8 +365,9 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
 
   double size_v = 1;
   if (c.distribution == Distribution::kHugeValues) size_v = p.dtype == DType::kFloat16 ? 1.5e4 : 1e15;
+  const double mean_v = c.distribution == Distribution::kMeanValues ? 2 : 0;
   const RandomStream stream_v(c.seed, 2);
-  fill(in.v, [&](std::int64_t, std::int64_t, std::int64_t n) { return size_v * stream_v.normal(n); });
+  fill(in.v, [&](std::int64_t, std::int64_t, std::int64_t n) { return mean_v + size_v * stream_v.normal(n); });
   for (double& x : in.q.data) x *= c.query_size;
   for (HostTensor* t : {&in.q, &in.k, &in.v}) verify::round_all(p.dtype, *t);
 
@@ -401,9 +403,9 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
       blank_row(in.v, 0, row);
     }
   }
-  if (c.uneven) {
-    make_uneven(in.k);
-    make_uneven(in.v);
+  if (c.uneven > 0) {
+    make_uneven(in.k, 64);
+    make_uneven(in.v, c.uneven);
   }
   if (p.fp8) {
     quantise(c, in.q, p.seq_q, p.q_scale_block, c.scale_exponent, in.cu_seqlens_q, in.q_e4m3, in.q_scale);

@@ -46,8 +46,9 @@ std::string describe(const Case& c) {
   }
   if (p.rounds_to_fp8)
     parts.push_back(p.rotates ? "rotated_to_e4m3" : p.residuals ? "to_e4m3_with_residuals" : "to_e4m3");
+  if (p.fp8_fast) parts.push_back("truncated_sums");
   if (c.scale_exponent != 0) parts.push_back(format("scale2^{}", c.scale_exponent));
-  if (c.uneven) parts.emplace_back("uneven");
+  if (c.uneven > 0) parts.push_back(c.uneven == 64 ? "uneven" : format("uneven{}", c.uneven));
   if (p.paged) parts.push_back(format("page{}", p.page_size));
   if (!c.cache_lengths.empty()) {
     constexpr std::size_t kNamed = 16;
@@ -149,6 +150,9 @@ Change rounded_to_fp8(bool rotated) {
 Change rounded_to_fp8_with_residuals() {
   return [](Case& c) { c.problem.rounds_to_fp8 = c.problem.residuals = true; };
 }
+Change truncated_sums() {
+  return [](Case& c) { c.problem.fp8_fast = true; };
+}
 Change fp8(std::int64_t q_block, std::int64_t k_block, std::int64_t v_block) {
   return [=](Case& c) {
     c.problem.fp8 = true;
@@ -163,8 +167,8 @@ Change fp8(std::int64_t q_block, std::int64_t k_block, std::int64_t v_block) {
 Change scale_exponent(int exponent) {
   return [=](Case& c) { c.scale_exponent = exponent; };
 }
-Change uneven() {
-  return [](Case& c) { c.uneven = true; };
+Change uneven(int rows_of_v) {
+  return [=](Case& c) { c.uneven = rows_of_v; };
 }
 Change deterministic() {
   return [](Case& c) { c.problem.deterministic = c.problem.op == kBackward; };

@@ -39,8 +39,10 @@ Change fp8(std::int64_t q_block = 0, std::int64_t k_block = 0, std::int64_t v_bl
 // q, k and v are rounded to e4m3 by the call.
 Change rounded_to_fp8(bool rotated = false);
 Change rounded_to_fp8_with_residuals();
+// Sums of many keys may be truncated.
+Change truncated_sums();
 Change scale_exponent(int exponent);
-Change uneven();
+Change uneven(int rows_of_v = 64);
 Change deterministic();
 Change values(Distribution d);
 Change seed(std::uint64_t number);

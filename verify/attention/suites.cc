@@ -154,6 +154,9 @@ std::vector<Case> full() {
       out.push_back(make(kBackward, dtype, {1, 513, 640, 2, 1, d, d}, {deterministic()}));
       out.push_back(make(kBackward, dtype, {2, 300, 450, 2, 2, d, d}, {causal(), bottom_right(), deterministic()}));
     }
+    // Clusters in which a CTA has no keys, or none at all.
+    out.push_back(make(kBackward, dtype, {4, 200, 300, 4, 2, 256, 256},
+                       {varlen({170, 9, 200, 1}, {300, 64, 33, 0}), causal(), bottom_right()}));
     // All keys in one CTA, with one and with two consumers: heads that share them, queries that see none, sequences
     // without keys, and several times as many CTAs as a large GPU runs at once.
     for (std::int64_t sk : {40, 100}) {
@@ -228,7 +231,7 @@ std::vector<Case> hostile() {
       out.push_back(make(op, dtype, {1, 8, 8, 2, 1, 64, 64}, {varlen({0, 0}, {7, 9})}));
       out.push_back(make(op, dtype, {1, 300, 200, 1, 1, 64, 64}, {causal(), bottom_right(), softcap(0.001F)}));
     }
-    // Keys behind the sequence are zeros, whose probabilities would be infinite beside logits of -120.
+    // Keys behind the sequence are zeros, whose scores are far above logits of -120.
     if (dtype != DType::kFloat32) {
       out.push_back(make(kBackward, dtype, {1, 70, 100, 2, 1, 192, 192}, {values(Distribution::kLogitsMinus120)}));
     }
@@ -375,6 +378,7 @@ std::vector<Case> bench_gpu() {
   };
   for (std::int64_t d : {64, 80, 256}) decode({16, 1, 8192, 32, 8, d, d}, {no_lse()});
   decode({16, 1, 8192, 32, 32, 128, 128}, {no_lse()});
+  decode({1, 1, 4160, 32, 32, 128, 128}, {no_lse()});
   decode({16, 1, 8192, 32, 8, 128, 128}, {no_lse(), batch_invariant()});
   const std::int64_t caches[][2] = {{1, 1024}, {1, 8192}, {1, 131072}, {16, 8192}, {64, 4096}};
   for (const auto& [b, s] : caches) {

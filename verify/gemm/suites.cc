@@ -191,6 +191,12 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {333, 171, 5001}, {sampled(40), transposed(true, true), residual()}));
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kPadded), residual()}));
     out.push_back(make(dtype, {5000, 520, 200}, {sampled(40), layout(Layout::kUnaligned), bias()}));
+    // The rows of the last round in smaller tiles: of rows that start anywhere, of a and of out, and of columns of a.
+    if (dtype == DType::kBFloat16) {
+      out.push_back(make(dtype, {20000, 256, 1500}, {sampled(60), bias(), residual()}));
+      out.push_back(make(dtype, {20000, 249, 1024}, {sampled(60)}));
+      out.push_back(make(dtype, {20000, 256, 1024}, {sampled(60), transposed(true, false)}));
+    }
     // Few columns.
     out.push_back(make(dtype, {5000, 64, 1365}, {sampled(40), residual()}));
     out.push_back(make(dtype, {5000, 200, 93}, {sampled(40), bias(), activation(kSilu)}));

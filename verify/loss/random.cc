@@ -3,6 +3,7 @@
 
 #include "verify/loss/cases.h"
 #include "verify/loss/linear_cross_entropy.h"
+#include "verify/loss/mlp_gmm_nll.h"
 #include "verify/random.h"
 
 namespace tessera::verify {
@@ -18,10 +19,26 @@ std::unique_ptr<Case> random_loss(std::uint64_t number, std::uint64_t kind_numbe
   LossProblem p;
   p.dtype = kind.pick(kTypes);
   p.reduction = kind.pick(kReductions);
+  using loss::Distribution;
+  constexpr Distribution kHostile[] = {Distribution::kFar, Distribution::kNarrow, Distribution::kWide,
+                                       Distribution::kOneSided};
+  if (kind.one_in(4)) {
+    mlp_gmm_nll::Case c;
+    p.rows = std::max<std::int64_t>(length(300), p.reduction == Reduction::kMean ? 1 : 0);
+    p.components = 1 + kind.below(kind.one_in(4) ? 30 : 10);
+    p.gradient = !kind.one_in(3);
+    p.target_dtype = kind.one_in(2) ? p.dtype : DType::kFloat32;
+    p.mlp.k = 1 + draw.below(150);
+    p.mlp.hidden = 1 + draw.below(200);
+    c.unaligned = kind.one_in(3);
+    if (draw.one_in(4)) c.distribution = draw.pick(kHostile);
+    if (c.distribution == Distribution::kNarrow) p.rows = std::min<std::int64_t>(p.rows, 200);  // the sum fits fp32
+    c.problem = p;
+    c.seed = number;
+    complete(c);
+    return mlp_gmm_nll_case(c);
+  }
   if (kind.one_in(2)) {
-    using loss::Distribution;
-    constexpr Distribution kHostile[] = {Distribution::kFar, Distribution::kNarrow, Distribution::kWide,
-                                         Distribution::kOneSided};
     loss::Case c;
     p.rows = length(2000);
     p.components = 1 + (kind.one_in(4) ? kind.below(512) : kind.below(40));

@@ -205,15 +205,25 @@ class Bench:
         yield Row(f"heads/forward/{m}x{k}x{g}x{h}x3", self.rate, flop, forward)
         yield Row(f"heads/forward+backward/{m}x{k}x{g}x{h}x3", self.rate, 3 * flop, trained)
 
+        def with_likelihood():
+            (x, up, down), target = inputs(), self.tensor(m)
+            return {"tessera": lambda: t.mlp_gmm_nll(x, up, down, target),
+                    "tessera apart": lambda: t.gmm_nll(t.grouped_mlp(x[:, None], up, down), target),
+                    "pytorch": lambda: self.mixture_nll(one_by_one(x, up, down), target)}
+
+        yield Row(f"heads+likelihood/forward/{m}x{k}x{g}x{h}x3", self.rate, flop, with_likelihood)
+
+    def mixture_nll(self, params, target):
+        torch = self.torch
+        logit, mu, log_sigma = params.float().unbind(-1)
+        z = (target.float()[:, None] - mu) * torch.exp(-log_sigma)
+        each = torch.log_softmax(logit, -1) - 0.5 * z * z - log_sigma - 0.9189385332046727
+        return -torch.logsumexp(each, -1).mean()
+
     def likelihood(self):
         t, torch = self.tessera, self.torch
         m, g = self.sizes.heads
-
-        def composed(params, target):
-            logit, mu, log_sigma = params.float().unbind(-1)
-            z = (target.float()[:, None] - mu) * torch.exp(-log_sigma)
-            each = torch.log_softmax(logit, -1) - 0.5 * z * z - log_sigma - 0.9189385332046727
-            return -torch.logsumexp(each, -1).mean()
+        composed = self.mixture_nll
 
         for name, gradient in (("forward", False), ("forward+backward", True)):
             def make(gradient=gradient):

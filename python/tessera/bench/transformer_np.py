@@ -36,7 +36,7 @@ ROWS = {
     "all+graph": dict(graph=True),
     "all+checkpointing+graph": dict(checkpointing=True, graph=True),
 }
-LARGE = ("sdpa-cudnn", "all", "all+checkpointing", "all+graph")
+LARGE = ("sdpa-cudnn", "all", "all+fp8", "all+checkpointing", "all+graph")
 STAGES = ("attention", "projections", "mlp", "norms", "heads", "loss", "optimizer")
 LOSS_AGREEMENT = 0.01  # of the first loss: bf16 rounds it to 0.4 %
 

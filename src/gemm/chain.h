@@ -1,0 +1,111 @@
+// A chain of products, and of steps of the family's own between them, as the only kernel of its kind in a family: what it
+// tells the engine (engine/implementation.h) follows from the chain.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/format.h"
+#include "gemm/embedded.h"
+
+namespace tessera::gemm {
+
+// Link: a family's description of a product or step, with a name. Tensor: its enumeration of tensors.
+template <class Link, class Tensor>
+struct Chain {
+  struct Chosen {
+    Link link;
+    double microseconds = 0;
+    std::optional<Embedded> product = std::nullopt;  // nothing: a step
+  };
+  // Where in the workspace a tensor is.
+  struct Part {
+    Tensor tensor;
+    std::size_t at;
+    std::int64_t row_stride;
+  };
+
+  std::vector<Chosen> links;
+  std::vector<Part> parts;
+  std::size_t scratch = 0;  // where the products' own workspace is: one after another they use the same
+  std::size_t bytes = 0;
+
+  // Null if the tensor has no place in the workspace.
+  const Part* find(Tensor tensor) const {
+    const auto at = std::find_if(parts.begin(), parts.end(), [&](const Part& part) { return part.tensor == tensor; });
+    return at == parts.end() ? nullptr : &*at;
+  }
+  Status add_product(const Link& link, const GemmProblem& problem, const engine::Device& device) {
+    auto product = embed(link.name, problem, device);
+    if (!product.ok()) return product.status();
+    most_scratch_ = std::max(most_scratch_, product->recipe.workspace);
+    links.push_back({link, product->microseconds, *std::move(product)});
+    return {};
+  }
+  void end() {
+    scratch = bytes;
+    bytes += most_scratch_;
+  }
+  engine::Config config() const {
+    engine::Config config;
+    for (const Chosen& one : links) {
+      if (one.product) config.insert(config.end(), one.product->config.begin(), one.product->config.end());
+    }
+    return config;
+  }
+
+ private:
+  std::size_t most_scratch_ = 0;
+};
+
+// The members of an Implementation. chain_of(problem, device) is the chain or why there is none; instance_of(problem, link) the
+// kernel of a step on a GPU; enqueue(chain, device, args, launch) runs it.
+template <class Family, auto chain_of>
+std::optional<std::string> chain_refuses(const typename Family::Problem& p, const engine::Device& device) {
+  const auto chain = chain_of(p, device);
+  if (!chain.ok()) return std::string(chain.status().message());
+  return std::nullopt;
+}
+
+template <class Family, auto chain_of>
+std::vector<engine::Offer> chain_offers(const typename Family::Problem& p, const engine::Device& device) {
+  const auto chain = chain_of(p, device);
+  if (!chain.ok()) return {};
+  double microseconds = 0;
+  std::string why;
+  for (const auto& one : chain->links) {
+    microseconds += one.microseconds;
+    why += format("{}{} {:.3g} us", why.empty() ? "" : ", ", one.link.name, one.microseconds);
+  }
+  return {{chain->config(), chain->bytes, microseconds, std::move(why)}};
+}
+
+template <class Family, auto chain_of, auto instance_of, auto enqueue>
+std::optional<engine::Recipe<Family>> chain_recipe(const typename Family::Problem& p, const engine::Device& device,
+                                                   const engine::Config& config) {
+  auto chain = chain_of(p, device);
+  if (!chain.ok() || chain->config() != config) return std::nullopt;
+  engine::Recipe<Family> recipe;
+  recipe.problem = p;
+  for (const auto& one : chain->links) {
+    if (one.product) {
+      one.product->add_steps(recipe.steps);
+    } else if (device.is_cpu()) {
+      recipe.steps.push_back({one.link.name, std::nullopt});
+    } else {
+      recipe.steps.push_back({one.link.name, instance_of(p, one.link)});
+    }
+  }
+  recipe.workspace = chain->bytes;
+  recipe.enqueue = [chain = *std::move(chain), device](const typename Family::Args& args,
+                                                       const engine::Launch& launch) {
+    return enqueue(chain, device, args, launch);
+  };
+  return recipe;
+}
+
+}  // namespace tessera::gemm
