@@ -7,6 +7,7 @@
 #include "attention/backward_convert.h"
 #include "attention/backward_preprocess.h"
 #include "attention/cache_append.h"
+#include "attention/gpu.h"
 #include "attention/params.h"
 #include "attention/quantize_fp8.h"
 #include "attention/value_transpose.h"
@@ -191,13 +192,6 @@ int bucket(std::int64_t size) {
   return floor + (static_cast<double>(size) > power * 1.41421356 ? 1 : 0);
 }
 
-std::int64_t most_keys_seen(const AttentionProblem& p) {
-  if (p.chunk > 0 && p.chunk < p.seq_k) return p.chunk;
-  const bool bounded = p.window_left >= 0 && (p.causal || p.window_right >= 0);
-  if (!bounded || p.window_left > p.seq_k || p.window_right > p.seq_k) return p.seq_k;
-  return std::min(p.seq_k, p.window_left + (p.causal ? 0 : p.window_right) + 1);
-}
-
 }  // namespace
 
 // E.g. "attention_forward bf16 d128x128 masked q2^13 k2^13 many". q and k: the nearest power of two to the queries and
@@ -216,7 +210,7 @@ std::string AttentionFamily::tuning_class(const Problem& p, int multiprocessors)
                 name_of(p.dtype), p.dim_qk, p.dim_v, attention::is_masked(p) ? " masked" : "",
                 attention::has_score_mod(p) ? " score_mod" : "", p.deterministic ? " deterministic" : "",
                 p.heads_q > p.heads_kv ? format(" group {}", p.heads_q / p.heads_kv) : "", bucket(p.seq_q),
-                bucket(most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
+                bucket(attention::most_keys_seen(p)), tiles >= multiprocessors ? "many" : "few");
 }
 
 // The head dim of most is a run-time value, so these few instances are all there are.

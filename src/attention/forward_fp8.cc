@@ -79,13 +79,13 @@ Status enqueue(const Config& config, const AttentionArgs& given, const engine::L
 std::size_t workspace_of(const AttentionProblem& p) { return p.rounds_to_fp8 ? rounding_of(p, false).bytes : 0; }
 
 // The kernel sums in fp32 up to this head dim; above, registers are short, and the tensor cores truncate.
-constexpr std::int64_t kLargestSummedDim = 128, kTruncatedKeys = 1024;
+constexpr std::int64_t kLargestSummedDim = 128;
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = fp8_refuses(p, device)) return reason;
   if (device.compute < 89) return "e4m3 needs sm_89 or newer";
   if (!p.vectors) return "needs rows at multiples of 16 bytes";
-  if (p.dim_v > kLargestSummedDim && p.seq_k > kTruncatedKeys && !p.fp8_fast) {
+  if (p.dim_v > kLargestSummedDim && needs_fp32_sums(p)) {
     return format(
         "above head dim {} of v, sums of more than {} keys would lose 1 % and more; TESSERA_FP8_FAST allows it",
         kLargestSummedDim, kTruncatedKeys);

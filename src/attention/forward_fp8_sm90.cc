@@ -29,11 +29,8 @@ struct Tile {
   int promoted_tiles;
 };
 
-// What the tensor cores' truncation takes from a sum is 1 % at 1,024 keys, if V has a mean, and grows with them. Longer
-// sums are promoted, every 512 keys or sooner.
-constexpr std::int64_t kTruncatedKeys = 1024;
+// Sums that are to be in fp32 are promoted after so many keys, or sooner.
 constexpr int kMostPromotedKeys = 512;
-bool promotes_sums(const AttentionProblem& p) { return p.seq_k > kTruncatedKeys && !p.fp8_fast; }
 
 // Scores (block_k / 2 registers a thread), probabilities (an eighth) and the output (dim_v / 2) live at once, in 240
 // registers with two consumers and in 160 with three. A tile has whole blocks of K's scales, and V's have whole tiles.
@@ -61,7 +58,7 @@ constexpr Tile promoting_tile_of(int dim_qk, int dim_v, bool score_mod, bool blo
 // beside the sums of long sequences.
 bool rounds_tiles(const AttentionProblem& p) {
   constexpr std::int64_t kLargestDim = 192;
-  const bool has_room = std::max(p.dim_qk, p.dim_v) <= kLargestDim || !promotes_sums(p);
+  const bool has_room = std::max(p.dim_qk, p.dim_v) <= kLargestDim || !needs_fp32_sums(p);
   return p.rounds_to_fp8 && !p.rotates && !p.residuals && has_room;
 }
 
@@ -73,7 +70,7 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
   const auto qk = static_cast<int>(p.dim_qk), v = static_cast<int>(p.dim_v);
   const bool masked = is_masked(p), score_mod = has_score_mod(p), k_blocks = p.k_scale_block > 0;
   // Of a causal work tile, consumers have different numbers of key tiles. Without barriers between them, and with stages to
-  // run ahead in, one stores its rows while another computes: 388 to 376 us at D = 128, S = 4096.
+  // run ahead in, one stores its rows while another computes.
   const bool run_ahead = rounds && masked && !score_mod && std::max(qk, v) <= 128 && std::max(qk, v) % 64 == 0;
   constexpr int kStagesAhead = 5;
   const auto add = [&](const Tile& tile, bool dynamic_scheduler) {
@@ -94,7 +91,7 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
                        .rounds_q = rounds,
                        .promoted_tiles = tile.promoted_tiles});
   };
-  const Tile tile = promotes_sums(p)
+  const Tile tile = needs_fp32_sums(p)
                         ? promoting_tile_of(qk, v, score_mod, k_blocks || p.v_scale_block > 0, rounds && masked)
                         : tile_of(qk, v, score_mod, k_blocks, p.v_scale_block);
   add(tile, false);
@@ -113,8 +110,8 @@ bool fits(const Config& c, const AttentionProblem& given, const Device& device) 
                           c.masked == is_masked(p) && c.score_mod == has_score_mod(p) &&
                           c.k_blocks == (p.k_scale_block > 0) && c.v_blocks == (p.v_scale_block > 0) &&
                           c.tile_scales == rounds_tiles(given) && c.rounds_q == rounds_tiles(given);
-  const bool promotes = promotes_sums(p) ? c.promoted_tiles > 0 && c.promoted_tiles * c.block_k <= kMostPromotedKeys
-                                         : c.promoted_tiles == 0;
+  const bool promotes = needs_fp32_sums(p) ? c.promoted_tiles > 0 && c.promoted_tiles * c.block_k <= kMostPromotedKeys
+                                           : c.promoted_tiles == 0;
   return of_problem && promotes && c.consumers >= 2 && c.consumers <= 3 && c.block_k >= 32 && c.block_k % 32 == 0 &&
          c.block_k <= 256 && c.stages >= 2 && c.stages <= 8 && (c.q_stages == 1 || c.q_stages == 2) &&
          (!c.k_blocks || c.block_k % kScaleKeys == 0) && (!c.v_blocks || p.v_scale_block % c.block_k == 0) &&
@@ -293,6 +290,7 @@ std::vector<engine::Config> searches(const AttentionProblem& given, const Device
   for (Config c : default_configs(given)) {
     for (c.consumers = 2; c.consumers <= 3; ++c.consumers) {
       for (c.block_k = 64; c.block_k <= 224; c.block_k += 32) {
+        if (c.promoted_tiles > 0) c.promoted_tiles = kMostPromotedKeys / c.block_k;
         if (estimated_registers(c) > register_split(c).consumer) continue;
         for (c.stages = 2; c.stages <= 4; ++c.stages) {
           for (c.q_stages = 1; c.q_stages <= 2; ++c.q_stages) {

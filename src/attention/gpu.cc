@@ -57,6 +57,15 @@ std::optional<std::string> fp8_hopper_refuses(const AttentionProblem& p, const D
   return std::nullopt;
 }
 
+std::int64_t most_keys_seen(const AttentionProblem& p) {
+  if (p.chunk > 0 && p.chunk < p.seq_k) return p.chunk;
+  const bool bounded = p.window_left >= 0 && (p.causal || p.window_right >= 0);
+  if (!bounded || p.window_left > p.seq_k || p.window_right > p.seq_k) return p.seq_k;
+  return std::min(p.seq_k, p.window_left + (p.causal ? 0 : p.window_right) + 1);
+}
+
+bool needs_fp32_sums(const AttentionProblem& p) { return most_keys_seen(p) > kTruncatedKeys && !p.fp8_fast; }
+
 std::optional<std::string> cache_refuses(const AttentionProblem& p) {
   constexpr std::int64_t kFewQueries = 16;
   if (p.op != AttentionOp::kDecode) return std::nullopt;

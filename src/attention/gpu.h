@@ -20,6 +20,14 @@ std::optional<std::string> hopper_refuses(const AttentionProblem& problem, const
 // What e4m3 on wgmma requires; the portable kernel serves the rest.
 std::optional<std::string> fp8_hopper_refuses(const AttentionProblem& problem, const Device& device);
 
+// The most keys that a query sees.
+std::int64_t most_keys_seen(const AttentionProblem& problem);
+
+// What the tensor cores' truncation takes from a sum of e4m3 products is 1 % at so many keys, if V has a mean, and grows with
+// them. Longer sums are in fp32, unless the caller allows the others.
+inline constexpr std::int64_t kTruncatedKeys = 1024;
+bool needs_fp32_sums(const AttentionProblem& problem);
+
 // What a forward kernel requires of decode: of a cache, which it serves for many queries.
 std::optional<std::string> cache_refuses(const AttentionProblem& problem);
 

@@ -56,10 +56,6 @@ Status check_likelihood(const tessera_loss& in, const char* first, Look look, Ch
     CheckedTensor t;
     TESSERA_CHECK(check_tensor(given, {name, element, access, rank, rank}, look_at_data, t));
     dtype = dtype_of(t.dtype);
-    if (dtype != p.dtype && dtype != DType::kFloat32) {
-      return invalid(format("{} is {}, but {} is {}; the same or fp32 is accepted", name, describe(t.dtype), first,
-                            name_of(p.dtype)));
-    }
     int dim = 0;
     for (const std::int64_t want : shape) {
       const std::int64_t is = t.shape[static_cast<std::size_t>(dim)];
@@ -72,6 +68,10 @@ Status check_likelihood(const tessera_loss& in, const char* first, Look look, Ch
   DType dtype{};
   TESSERA_CHECK(
       read("target", *in.target, Element::kFloating, Access::kRead, 1, {p.rows}, out.args.target, p.target_dtype));
+  if (p.target_dtype != p.dtype && p.target_dtype != DType::kFloat32) {
+    return invalid(format("target is {}, but {} is {}; the same or fp32 is accepted", name_of(p.target_dtype), first,
+                          name_of(p.dtype)));
+  }
   TESSERA_CHECK(read("out", *in.out, Element::kFloat32, Access::kWrite, 1,
                      {p.reduction == Reduction::kNone ? p.rows : 1}, out.args.out, dtype));
   p.gradient = in.dparams != nullptr;

@@ -20,6 +20,14 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
+    // e4m3: sums of more than 1,024 visible keys are promoted, unless truncated ones are allowed.
+    {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8", "attention_forward_fp8_sm90_bf16_d128x128_192x64_rounds_q_promotes"},
+    {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8 --fp8-fast",
+     "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q"},
+    {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8 --causal --window 255 0",
+     "attention_forward_fp8_sm90_bf16_d128x128_192x96_masked_dynamic_rounds_q"},
+    {"sm_89", "--sq 4096 --hq 16 --d 256 --fp8 --causal --window 255 0",
+     "attention_forward_fp8_bf16_d256x256_64w4_masked"},
     {"sm_90a", "--op decode --sq 512 --sk 8192 --hq 32 --hkv 8 --d 128 --causal",
      "attention_forward_sm90_bf16_d128x128_192x80_masked_cache"},
     {"sm_90a", "--op decode --sq 2048 --sk 32768 --hq 32 --hkv 8 --d 128 --causal --page-size 64",

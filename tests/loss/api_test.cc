@@ -102,6 +102,11 @@ TEST(Api, refuses_with_a_message_that_names_the_argument_and_writes_nothing) {
          l.dparams = {s.dparams.data(), kFloat32, {1, 2, 3}};
        },
        "dparams has size 1 in dim 0"},
+      {"the gradient's type",
+       [](Small& s, Loss& l) {
+         l.dparams = {s.dparams.data(), kFloat16, {2, 1, 3}};
+       },
+       "dparams is fp16, but params is fp32; they must be the same"},
       {"no component",
        [](Small& s, Loss& l) {
          l.params = {s.params.data(), kFloat32, {2, 0, 3}};

@@ -7,7 +7,7 @@
 
 namespace tessera::verify::loss {
 
-Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
+Buffers::Buffers(const Case& c, const Inputs& in) : LossCall(TESSERA_LOSS_GMM_NLL), problem_(c.problem) {
   const LossProblem& p = problem_;
   const auto set = [&](Buffer& b, const HostTensor& values, DType dtype, int rank, bool written) {
     b.shape = values.shape;
@@ -32,21 +32,13 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
 
 std::vector<Buffer*> Buffers::buffers() { return used_of({&params_, &target_, &out_, &dparams_}); }
 
-tessera_status Buffers::plan(tessera_plan** plan) {
-  return tessera_loss_plan_create(TESSERA_LOSS_GMM_NLL, &args_, plan);
-}
-
-tessera_status Buffers::run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) {
-  return tessera_loss_plan_run(plan, &args_, workspace, bytes, stream);
-}
-
-Outputs Buffers::results() const {
+Outputs results_of(const LossProblem& p, const Buffer& out, const Buffer& dparams) {
   Outputs outputs;
-  outputs.out = HostTensor(1, 1, 1, out_.shape[3]);
-  out_.read(outputs.out);
-  if (problem_.gradient) {
-    outputs.dparams = HostTensor(1, 1, problem_.rows, 3 * problem_.components);
-    dparams_.read(outputs.dparams);
+  outputs.out = HostTensor(1, 1, 1, out.shape[3]);
+  out.read(outputs.out);
+  if (p.gradient) {
+    outputs.dparams = HostTensor(1, 1, p.rows, 3 * p.components);
+    dparams.read(outputs.dparams);
   }
   return outputs;
 }

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "loss/problem.h"
-#include "tessera/loss.h"
-#include "verify/case.h"
+#include "verify/loss/call.h"
 #include "verify/loss/oracle.h"
 
 namespace tessera::verify::loss {
@@ -46,23 +45,20 @@ const std::vector<std::string>& suite_names();
 // Values from the case's seed, rounded to their types; the same on every platform.
 Inputs make_inputs(const Case& c);
 
+// What an op wrote, read from host memory.
+Outputs results_of(const LossProblem& problem, const Buffer& out, const Buffer& dparams);
+
 // A case's tensors as the C ABI takes them.
-class Buffers final : public Call {
+class Buffers final : public LossCall {
  public:
   Buffers(const Case& c, const Inputs& inputs);
 
   std::vector<Buffer*> buffers() override;
-  tessera_status plan(tessera_plan** plan) override;
-  tessera_status run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) override;
-
-  const tessera_loss& args() const { return args_; }
-  // What the op wrote, read from host memory.
-  Outputs results() const;
+  Outputs results() const { return results_of(problem_, out_, dparams_); }
 
  private:
   LossProblem problem_;
   Buffer params_{"params"}, target_{"target"}, out_{"out"}, dparams_{"dparams"};
-  tessera_loss args_ = TESSERA_LOSS_INIT;
 };
 
 std::unique_ptr<verify::Case> loss_case(const Case& c);

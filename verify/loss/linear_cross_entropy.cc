@@ -266,7 +266,7 @@ Outputs plain(const LossProblem& problem, const Inputs& inputs, int threads) {
   return compute<float>(problem, inputs, threads);
 }
 
-Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
+Buffers::Buffers(const Case& c, const Inputs& in) : LossCall(TESSERA_LOSS_LINEAR_CROSS_ENTROPY), problem_(c.problem) {
   const LossProblem& p = problem_;
   const auto matrix = [&](Buffer& b, const HostTensor& like, bool written) {
     b.shape = like.shape;
@@ -299,14 +299,6 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
 
 std::vector<Buffer*> Buffers::buffers() {
   return used_of({&hidden_, &weight_, &target_, &dout_, &out_, &dhidden_, &dweight_});
-}
-
-tessera_status Buffers::plan(tessera_plan** plan) {
-  return tessera_loss_plan_create(TESSERA_LOSS_LINEAR_CROSS_ENTROPY, &args_, plan);
-}
-
-tessera_status Buffers::run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) {
-  return tessera_loss_plan_run(plan, &args_, workspace, bytes, stream);
 }
 
 Outputs Buffers::results() const {

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "loss/problem.h"
-#include "tessera/loss.h"
-#include "verify/case.h"
+#include "verify/loss/call.h"
 
 namespace tessera::verify::linear_cross_entropy {
 
@@ -51,23 +50,18 @@ Outputs expected(const LossProblem& problem, const Inputs& inputs, int threads =
 Outputs plain(const LossProblem& problem, const Inputs& inputs, int threads = 0);
 
 // A case's tensors as the C ABI takes them.
-class Buffers final : public Call {
+class Buffers final : public LossCall {
  public:
   // Matrices without values are filled with repeating random ones.
   Buffers(const Case& c, const Inputs& inputs);
 
   std::vector<Buffer*> buffers() override;
-  tessera_status plan(tessera_plan** plan) override;
-  tessera_status run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) override;
-
-  const tessera_loss& args() const { return args_; }
   Outputs results() const;
 
  private:
   LossProblem problem_;
   Buffer hidden_{"hidden"}, weight_{"weight"}, target_{"target"}, dout_{"dout"};
   Buffer out_{"out"}, dhidden_{"dhidden"}, dweight_{"dweight"};
-  tessera_loss args_ = TESSERA_LOSS_INIT;
 };
 
 std::unique_ptr<verify::Case> linear_cross_entropy_case(const Case& c);

@@ -248,7 +248,7 @@ Outputs plain(const LossProblem& p, const Inputs& in, int threads) {
   return loss::plain(likelihood_of(p, std::move(at(results, T::kOut)), in.target), threads);
 }
 
-Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
+Buffers::Buffers(const Case& c, const Inputs& in) : LossCall(TESSERA_LOSS_MLP_GMM_NLL), problem_(c.problem) {
   const LossProblem& p = problem_;
   const auto matrix = [&](Buffer& b, const HostTensor& values) {
     b.shape = values.shape;
@@ -285,25 +285,6 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
 }
 
 std::vector<Buffer*> Buffers::buffers() { return used_of({&x_, &up_, &down_, &target_, &out_, &dparams_}); }
-
-tessera_status Buffers::plan(tessera_plan** plan) {
-  return tessera_loss_plan_create(TESSERA_LOSS_MLP_GMM_NLL, &args_, plan);
-}
-
-tessera_status Buffers::run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) {
-  return tessera_loss_plan_run(plan, &args_, workspace, bytes, stream);
-}
-
-Outputs Buffers::results() const {
-  Outputs outputs;
-  outputs.out = HostTensor(1, 1, 1, out_.shape[3]);
-  out_.read(outputs.out);
-  if (problem_.gradient) {
-    outputs.dparams = HostTensor(1, 1, problem_.rows, 3 * problem_.components);
-    dparams_.read(outputs.dparams);
-  }
-  return outputs;
-}
 
 std::vector<Case> suite(std::string_view name) {
   constexpr Shape kOdd{130, 40, 72, 10}, kHeads{32000, 512, 13650, 10};

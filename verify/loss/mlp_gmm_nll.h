@@ -46,21 +46,16 @@ loss::Outputs expected(const LossProblem& problem, const Inputs& inputs, int thr
 loss::Outputs plain(const LossProblem& problem, const Inputs& inputs, int threads = 0);
 
 // A case's tensors as the C ABI takes them. Inputs without values are filled with repeating random ones.
-class Buffers final : public Call {
+class Buffers final : public LossCall {
  public:
   Buffers(const Case& c, const Inputs& inputs);
 
   std::vector<Buffer*> buffers() override;
-  tessera_status plan(tessera_plan** plan) override;
-  tessera_status run(const tessera_plan* plan, void* workspace, std::size_t bytes, void* stream) override;
-
-  const tessera_loss& args() const { return args_; }
-  loss::Outputs results() const;
+  loss::Outputs results() const { return loss::results_of(problem_, out_, dparams_); }
 
  private:
   LossProblem problem_;
   Buffer x_{"x"}, up_{"up"}, down_{"down"}, target_{"target"}, out_{"out"}, dparams_{"dparams"};
-  tessera_loss args_ = TESSERA_LOSS_INIT;
 };
 
 std::unique_ptr<verify::Case> mlp_gmm_nll_case(const Case& c);
