@@ -7,6 +7,8 @@ rotated; the mean of each head's keys taken from them first; and with the rests 
     python bench/fp8_rounding.py
 """
 
+import argparse
+
 import torch
 
 import tessera
@@ -58,4 +60,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

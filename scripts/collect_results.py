@@ -104,7 +104,7 @@ def collect(out, results):
             lines.append(f"{file.stem.removeprefix('sanitizer_')}: {'; '.join(s.strip('= ') for s in said + counted)}")
         copy = out / "racecheck_sources.txt"
         if copy.exists():
-            lines.append(f"racecheck's sources, except as_is: {copy.read_text().strip()}")
+            lines.append(f"racecheck's sources: {copy.read_text().strip()}")
         (results / "sanitizer.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/gpu_check.sh OUT [STAGE...]: the checks that need a GPU, in stages of at most 8 minutes, 25 in all on an H200 with
-# 16 cores; the first four measure no time and run side by side if the GPU has the memory:
+# 16 cores; the first four measure no time and run two and two side by side if the GPU has the memory:
 #
 #   tests      doctor, the GPU tests of the library and of the Python package
 #   verify     suite full with code for this GPU and for older ones, suites hostile and long, repeated runs
@@ -19,7 +19,7 @@
 # The exit code is 1 if a check failed, 3 if there is no GPU.
 #
 # STOP_AFTER (default: 310) is the number of seconds after which verify, break and fuzz begin nothing more; the same command
-# goes on with the rest.
+# goes on with the rest. The first four stages end at most 165 s later.
 #
 # BUILD (default: build) is the build directory; the program is built if it is missing. PYTHON (default: python3) is a
 # Python with PyTorch, for the peers, and with pytest, for the package's tests, which need the package on its path.
@@ -31,8 +31,9 @@ shift
 stages=("$@")
 all=(tests verify sanitizer break fuzz bench peers unfused training products)
 [ ${#stages[@]} -gt 0 ] || stages=("${all[@]:0:7}")
-side_by_side=" tests verify sanitizer break "
-memory_for_all=64  # GB
+# More at once are slower: a GPU serves one process at a time.
+side_by_side=("tests verify" "sanitizer break")
+memory_for_two=64  # GB
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -93,14 +94,13 @@ start() {
   started+=("$name")
   (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
 }
-for_information=sanitizer_racecheck_as_is  # it reports hazards that are none, so it cannot fail
 finish_all() {
   wait
   local name code
   for name in "${started[@]}"; do
     code=$(cat "$out/$name.code")
     rm "$out/$name.code"
-    if [ "$name" = $for_information ]; then say "info    $name"; else verdict "$name" "$code" ""; fi
+    verdict "$name" "$code" ""
     grep -E ' passed|tests? ran|PASSED|SUMMARY|worst error|equal|problems' "$out/$name.txt" | tail -n 6 | sed 's/^/          /' |
       tee -a "$summary"
     grep -E '^SKIPPED|^\[  SKIPPED \]|^not run' "$out/$name.txt" | sort -u | sed "s/^/skipped in $name: /" | tee -a "$summary"
@@ -113,7 +113,7 @@ stage_tests() {
   if "$python" -c 'import tessera, pytest, torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
     local workers=()
     "$python" -c 'import xdist' 2> /dev/null && workers=(-n $(($(nproc) / 3 + 1)) --dist worksteal)
-    start python 470 "$python" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" -m cuda tests/python
+    start python $((stop_after + 160)) "$python" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" -m cuda tests/python
   else
     skip "python: $python has no tessera and pytest, or no PyTorch that sees the GPU"
   fi
@@ -156,23 +156,18 @@ stage_sanitizer() {
   fi
   local sanitize=(compute-sanitizer --error-exitcode 9) small_set=("$tessera" verify --device cuda --suite sanitize) code
   timeout 120 "${small_set[@]}" > "$out/sanitize.txt" 2>&1  # compiles the kernels once, for all of them
-  for tool in memcheck initcheck; do
-    start "sanitizer_$tool" 400 "${sanitize[@]}" --tool $tool "${small_set[@]}"
+  for tool in memcheck initcheck synccheck; do
+    start "sanitizer_$tool" $((stop_after + 90)) "${sanitize[@]}" --tool $tool "${small_set[@]}"
   done
-  # These two run on copies that they understand.
-  rm -f "$out/racecheck_sources.txt"
-  for tool in synccheck racecheck; do
-    rm -rf "$out/${tool}_kernels"
-    "$python" scripts/racecheck_sources.py "$out/${tool}_kernels" ${tool/racecheck/} > "$out/copied.txt" 2>&1
-    code=$?
-    verdict "sources of $tool" $code ": $(cat "$out/copied.txt")"
-    cat "$out/copied.txt" >> "$out/racecheck_sources.txt"
-    [ $code = 0 ] || continue
-    start "sanitizer_$tool" 400 env TESSERA_KERNEL_SOURCES="$out/${tool}_kernels" "${sanitize[@]}" --tool $tool "${small_set[@]}"
-  done
-  start $for_information 400 "${sanitize[@]}" --tool racecheck "${small_set[@]}"
+  # On a copy that it understands.
+  rm -rf "$out/racecheck_kernels"
+  "$python" scripts/racecheck_sources.py "$out/racecheck_kernels" > "$out/racecheck_sources.txt" 2>&1
+  code=$?
+  verdict "sources of racecheck" $code ": $(cat "$out/racecheck_sources.txt")"
+  [ $code != 0 ] || start sanitizer_racecheck $((stop_after + 90)) env TESSERA_KERNEL_SOURCES="$out/racecheck_kernels" \
+    "${sanitize[@]}" --tool racecheck "${small_set[@]}"
   finish_all
-  rm -rf "$out/racecheck_kernels" "$out/synccheck_kernels"
+  rm -rf "$out/racecheck_kernels"
 }
 
 # Seeds far apart, so that each draws kinds of its own, and together at most 200 kernel instances. Few processes, because the
@@ -234,7 +229,7 @@ stage_break() {
   mkdir -p "$out/break_kernels"
   [ -e "$out/break_kernels/break_kernels.json" ] ||
     cp "results/$gpu/break_kernels.json" "$out/break_kernels/" 2> /dev/null
-  lines=1 step break_kernels 475 "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
+  lines=1 step break_kernels $((stop_after + 165)) "$python" scripts/break_kernels.py "$out/break_kernels" --tessera "$tessera" \
     --python "$python" --cache "$out/break_kernels/cache" --jobs $(($(nproc) * 3 / 4 + 1)) --seconds $stop_after
   cp "$out"/break_kernels/break_kernels.{txt,json} "$out/" 2> /dev/null
   grep -E ' (NO|not run)( |$)' "$out/break_kernels.txt" | sed 's/^/          /' | tee -a "$summary"
@@ -269,14 +264,17 @@ run_stage() {
 }
 due=()
 for stage in "${stages[@]}"; do [ -e "$out/$stage.passed" ] || due+=("$stage"); done
-for stage in "${due[@]}"; do
-  [[ $side_by_side = *" $stage "* ]] || continue
-  run_stage "$stage" &
-  [ "$memory" -ge $memory_for_all ] || wait
+is_due() { [[ " ${due[*]} " = *" $1 "* ]]; }
+for pair in "${side_by_side[@]}"; do
+  for stage in $pair; do
+    is_due "$stage" || continue
+    run_stage "$stage" &
+    [ "$memory" -ge $memory_for_two ] || wait
+  done
+  wait
 done
-wait
 for stage in "${due[@]}"; do
-  [[ $side_by_side = *" $stage "* ]] || run_stage "$stage"
+  [[ " ${side_by_side[*]} " = *" $stage "* ]] || run_stage "$stage"
 done
 
 summary=$out/summary.txt

@@ -148,13 +148,15 @@ class CudaDevice final : public Device {
 
   Result<void*> workspace(std::size_t bytes) override {
     if (bytes > scratch_.bytes()) {
-      Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, bytes);
+      Result<cuda::DeviceBuffer> memory = cuda::DeviceBuffer::make(info_.index, bytes / 4 * 4 + 4);
       if (!memory.ok()) return memory.status();
       scratch_ = std::move(*memory);
     }
-    // Poisoned, so that sums that are not zeroed first are noticed.
+    // Poisoned, so that sums and counters that are not zeroed first are noticed: NaN in every type, and as an integer large
+    // (-1 would be 0 after the first step).
+    constexpr unsigned kPoison = 0x7fffffff;
     if (bytes > 0) {
-      if (Status s = scratch_.fill_bytes(0xff); !s.ok()) return s;
+      if (Status s = scratch_.fill_words32(kPoison); !s.ok()) return s;
     }
     return scratch_.data();
   }

@@ -24,19 +24,21 @@ bool read_options(PyObject* options, tessera_attention* args) {
     return false;
   }
   const auto at = [&](Py_ssize_t i) { return PyTuple_GetItem(options, i); };
+  args->scale = static_cast<float>(PyFloat_AsDouble(at(0)));
+  args->softcap = static_cast<float>(PyFloat_AsDouble(at(1)));
+  args->flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(at(2)));
+  args->alignment = static_cast<tessera_alignment>(PyLong_AsLong(at(3)));
+  bool failed = PyErr_Occurred() != nullptr;
   const auto integer = [&](Py_ssize_t i, const char* name) -> std::int64_t {
-    if (PyErr_Occurred() != nullptr) return 0;
+    if (failed) return 0;
     const std::int64_t number = PyLong_AsLongLong(at(i));
     if (number == -1 && PyErr_Occurred() != nullptr) {
+      failed = true;
       PyErr_Clear();
       fail(std::string(name) + " is " + text_of(at(i)) + "; an integer is accepted");
     }
     return number;
   };
-  args->scale = static_cast<float>(PyFloat_AsDouble(at(0)));
-  args->softcap = static_cast<float>(PyFloat_AsDouble(at(1)));
-  args->flags = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(at(2)));
-  args->alignment = static_cast<tessera_alignment>(PyLong_AsLong(at(3)));
   args->window_left = integer(4, "the left side of window");
   args->window_right = integer(5, "the right side of window");
   args->max_seqlen_q = integer(6, "max_seqlen_q");
@@ -110,8 +112,8 @@ struct Outputs {
   View out_view, lse_view;
   Ref out, lse;
 
-  // out: q's shape with v's head dim, of q's type if dtype is null; lse: [B, Hq, Sq], packed [Hq, total_q].
-  bool make(Inputs* in, bool with_lse, PyObject* dtype = nullptr) {
+  // out: q's shape with v's head dim, of q's type; lse: [B, Hq, Sq], packed [Hq, total_q].
+  bool make(Inputs* in, bool with_lse) {
     const tessera_tensor& t = in->q.tensor;
     const tessera_tensor& value = in->v.tensor;
     const int dims = t.ndim;
@@ -122,7 +124,7 @@ struct Outputs {
     std::int64_t shape[4];
     for (int i = 0; i < dims; ++i) shape[i] = t.shape[i];
     shape[dims - 1] = value.ndim > 0 ? value.shape[value.ndim - 1] : 0;
-    out = allocate(in->q, dtype, shape, dims, rows_of(in->args), &out_view, in->layout);
+    out = allocate(in->q, nullptr, shape, dims, rows_of(in->args), &out_view, in->layout);
     if (!out) return false;
     in->args.out = &out_view.tensor;
     if (!with_lse) return true;
@@ -167,23 +169,6 @@ bool as_e4m3(const char* name, View* view) {
   }
   view->tensor.dtype = {TESSERA_FLOAT8_E4M3FN, 8, 1};
   return true;
-}
-
-// forward_fp8(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, q_scale, k_scale, v_scale, dtype) -> (out, lse)
-PyObject* forward_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
-  if (!expect("forward_fp8", count, 11)) return nullptr;
-  Inputs in;
-  Outputs outputs;
-  View q_scale, k_scale, v_scale;
-  if (!in.read_qkv(values, Data::kNeeded) || !as_e4m3("q", &in.q) || !as_e4m3("k", &in.k) || !as_e4m3("v", &in.v) ||
-      !in.read_packing(values + 3, Data::kNeeded) || !read_options(values[6], &in.args) ||
-      !read_optional(values[7], "q_scale", Data::kNeeded, &q_scale, &in.args.q_scale) ||
-      !read_optional(values[8], "k_scale", Data::kNeeded, &k_scale, &in.args.k_scale) ||
-      !read_optional(values[9], "v_scale", Data::kNeeded, &v_scale, &in.args.v_scale) ||
-      !outputs.make(&in, true, values[10]) || !run(TESSERA_ATTENTION_FORWARD, in.args, in.q)) {
-    return nullptr;
-  }
-  return outputs.result(true);
 }
 
 // quantize_fp8(x, out, scale, cu_seqlens, max_seqlen, flags): writes out, viewed as uint8 if it is e4m3, and scale.
@@ -315,6 +300,13 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return PyUnicode_FromString(text.c_str());
 }
 
+// Whether tensors may carry forward-mode tangents: there may be some if PyTorch does not say.
+bool in_dual_level() {
+  const Ref level(PyObject_GetAttr(torch.forward_ad, names.current_level));
+  if (!level) PyErr_Clear();
+  return !level || PyLong_AsLong(level.get()) >= 0;
+}
+
 // mode(tensors or None, ...) -> how to make the call: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
 // another class or has no memory), 1 straight to the kernel, 2 straight to the kernel, with gradients; plus 4 if
 // autocast is on.
@@ -334,6 +326,7 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
       return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(0);
     }
   }
+  if (in_dual_level()) return PyLong_FromLong(0);
   bool gradients = false;
   if (yes(torch.is_grad_enabled) != 0) {
     for (Py_ssize_t i = 0; i < count && !gradients; ++i) {
@@ -388,7 +381,6 @@ PyMODINIT_FUNC PyInit__native() {
       {"version", version, METH_NOARGS, nullptr},
       {"mode", fast<mode>(), METH_FASTCALL, nullptr},
       {"forward", fast<forward>(), METH_FASTCALL, nullptr},
-      {"forward_fp8", fast<forward_fp8>(), METH_FASTCALL, nullptr},
       {"quantize_fp8", fast<quantize_fp8>(), METH_FASTCALL, nullptr},
       {"backward", fast<backward>(), METH_FASTCALL, nullptr},
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},

@@ -247,6 +247,7 @@ bool set_up(PyObject* error, PyObject* members, bool dlpack) {
       {"is_autocast_enabled", &torch.is_autocast_enabled},
       {"empty_like", &torch.empty_like},
       {"interceptors", &torch.interceptors},
+      {"forward_ad", &torch.forward_ad},
   };
   for (const auto& [name, slot] : slots) {
     *slot = PyDict_GetItemString(members, name);
@@ -277,6 +278,7 @@ bool intern_names() {
       {"new_zeros", &names.new_zeros},
       {"new_full", &names.new_full},
       {"requires_grad", &names.requires_grad},
+      {"_current_level", &names.current_level},
   };
   for (const auto& [text, slot] : interned) {
     *slot = PyUnicode_InternFromString(text);

@@ -63,6 +63,7 @@ struct Torch {
   PyObject* is_autocast_enabled = nullptr;
   PyObject* empty_like = nullptr;
   PyObject* interceptors = nullptr;  // tuple of functions that return 0, False or None while nothing intercepts calls
+  PyObject* forward_ad = nullptr;    // the module
   const ExchangeApi* exchange = nullptr;
 };
 
@@ -82,6 +83,7 @@ struct Names {
   PyObject* new_zeros;
   PyObject* new_full;
   PyObject* requires_grad;
+  PyObject* current_level;
 };
 extern Names names;
 

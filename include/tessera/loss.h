@@ -72,12 +72,13 @@ typedef struct tessera_loss {
   const tessera_tensor* up;      /* [H, C], of the same type */
   const tessera_tensor* down;    /* [3 K, H], of the same type; K is at least 1 */
   tessera_activation activation; /* f; other ops ignore it */
+  uint32_t reserved;             /* 0 */
 } tessera_loss;
 
 #define TESSERA_LOSS_INIT                                                                                         \
   {                                                                                                               \
     sizeof(tessera_loss), NULL, NULL, NULL, NULL, TESSERA_REDUCTION_MEAN, 0u, NULL, NULL, NULL, NULL, NULL, NULL, \
-        NULL, NULL, TESSERA_ACTIVATION_SILU                                                                       \
+        NULL, NULL, TESSERA_ACTIVATION_SILU, 0u                                                                   \
   }
 
 /* As for the functions of the same names in tessera/gemm.h. */

@@ -36,6 +36,7 @@ class Error : public std::runtime_error {
 inline constexpr tessera_dtype kFloat32{TESSERA_FLOAT, 32, 1};
 inline constexpr tessera_dtype kFloat16{TESSERA_FLOAT, 16, 1};
 inline constexpr tessera_dtype kBFloat16{TESSERA_BFLOAT, 16, 1};
+inline constexpr tessera_dtype kFloat8E4m3{TESSERA_FLOAT8_E4M3FN, 8, 1};
 inline constexpr tessera_dtype kInt32{TESSERA_INT, 32, 1};
 
 // A view of memory that the caller owns. A default-constructed Tensor means that none is given.
@@ -107,6 +108,13 @@ struct Attention {
   bool fp8_residual = false;  // or what it takes from the largest key channels kept
   bool fp8_fast = false;      // forward of e4m3: sums of many keys may be truncated
   Tensor q_scale{}, k_scale{}, v_scale{};
+};
+
+// The arguments of the quantiser; tessera_quantize_fp8 in attention.h says what each is.
+struct QuantizeFp8 {
+  Tensor x{}, out{}, scale{}, cu_seqlens{};
+  std::int64_t max_seqlen = 0;
+  bool rotate = false;
 };
 
 namespace detail {
@@ -212,6 +220,18 @@ class LoweredAttention : public LoweredArgs<tessera_attention, 26> {
   }
 };
 
+class LoweredQuantizeFp8 : public LoweredArgs<tessera_quantize_fp8, 4> {
+ public:
+  explicit LoweredQuantizeFp8(const QuantizeFp8& a) : LoweredArgs(TESSERA_QUANTIZE_FP8_INIT) {
+    args_.x = tensor(a.x);
+    args_.out = tensor(a.out);
+    args_.scale = tensor(a.scale);
+    args_.cu_seqlens = tensor(a.cu_seqlens);
+    args_.max_seqlen = a.max_seqlen;
+    if (a.rotate) args_.flags |= TESSERA_FP8_ROTATE;
+  }
+};
+
 // The library allocates the workspace.
 inline void run(tessera_attention_op op, const Attention& attention, void* stream) {
   throw_unless_ok(tessera_attention_run(op, LoweredAttention(attention).get(), nullptr, 0, stream));
@@ -222,20 +242,14 @@ inline void run(tessera_attention_op op, const Attention& attention, void* strea
 inline void attention_forward(const Attention& attention, void* stream = nullptr) {
   detail::run(TESSERA_ATTENTION_FORWARD, attention, stream);
 }
-// x to e4m3 with scales; tessera_quantize_fp8 in attention.h says what each is.
-inline void attention_quantize_fp8(const Tensor& x, const Tensor& out, const Tensor& scale, void* stream = nullptr) {
-  const tessera_tensor views[] = {x.view(), out.view(), scale.view()};
-  tessera_quantize_fp8 args = TESSERA_QUANTIZE_FP8_INIT;
-  args.x = &views[0];
-  args.out = &views[1];
-  args.scale = &views[2];
-  detail::throw_unless_ok(tessera_attention_quantize_fp8(&args, stream));
-}
 inline void attention_backward(const Attention& attention, void* stream = nullptr) {
   detail::run(TESSERA_ATTENTION_BACKWARD, attention, stream);
 }
 inline void attention_decode(const Attention& attention, void* stream = nullptr) {
   detail::run(TESSERA_ATTENTION_DECODE, attention, stream);
+}
+inline void attention_quantize_fp8(const QuantizeFp8& args, void* stream = nullptr) {
+  detail::throw_unless_ok(tessera_attention_quantize_fp8(detail::LoweredQuantizeFp8(args).get(), stream));
 }
 
 // Arguments checked and a kernel chosen once, to be run many times: a run neither compiles nor allocates.

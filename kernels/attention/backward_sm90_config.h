@@ -24,8 +24,9 @@ struct AttentionBackwardSm90Config {
   bool keeps_p;          // with one accumulator: P^T is kept in fp16 for dS, else dS is computed from the rounded P^T
   bool ping_pong;        // with two: ping-pong barriers order the consumers' products dV and S
   bool prefetches_rows;  // a consumer loads LSE and delta before it waits for what they are used with
-  bool keeps_k;          // a consumer keeps its rows of K in registers
-  bool keeps_v;          // likewise for V
+  int kept_k_steps;      // of a consumer's rows of K, 16 columns each, that stay in registers
+  bool keeps_v;          // its rows of V stay there, too, all columns
+  int kept_ds_steps;     // of dS, 16 keys each, that the dQ warpgroup keeps in registers as its A operand
   int dq_columns;        // columns of dQ that are computed at a time: all, or 64 of up to 128
   int dq_registers;      // registers per thread of the dQ warpgroup; the consumers get the rest
   bool masked;           // causal or a window: some tiles are skipped and some masked
@@ -49,8 +50,9 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("keeps_p", config.keeps_p);
   visit("ping_pong", config.ping_pong);
   visit("prefetches_rows", config.prefetches_rows);
-  visit("keeps_k", config.keeps_k);
+  visit("kept_k_steps", config.kept_k_steps);
   visit("keeps_v", config.keeps_v);
+  visit("kept_ds_steps", config.kept_ds_steps);
   visit("dq_columns", config.dq_columns);
   visit("dq_registers", config.dq_registers);
   visit("masked", config.masked);
@@ -179,6 +181,8 @@ struct alignas(64) AttentionBackwardSm90Params {
   // block_k rows.
   DqSums dk_sums;
   DqSums dv_sums;
+  unsigned* dk_turns;  // [rows of the sums / 16]: parts that have added; 0 at the start. Only if deterministic, too.
+  unsigned* dv_turns;
   unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
   Divisor by_parts;     // parts of a group
   // Only if score_mod.

@@ -4,6 +4,7 @@
 #include "attention/backward_score_mod.cuh"
 #include "attention/backward_sm90_config.h"
 #include "attention/backward_sm90_work.cuh"
+#include "attention/backward_turns.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/elect.cuh"
@@ -45,7 +46,8 @@ struct BackwardSm90Consumer {
   PipelineState<config.ds_stages> ds_pipe = {};
   float dk[config.dim_qk / 2];  // [tile of 8 columns][value of a lane]
   float dv[config.dim_v / 2];
-  unsigned kept_k[config.keeps_k ? kQkSteps : 1][4];
+  static constexpr int kKeptVSteps = config.keeps_v ? kVSteps : 0;
+  unsigned kept_k[config.kept_k_steps > 0 ? config.kept_k_steps : 1][4];
   unsigned kept_v[config.keeps_v ? kVSteps : 1][4];
 
   __forceinline__ void wait(int barriers, int index, unsigned parity) {
@@ -95,14 +97,15 @@ struct BackwardSm90Consumer {
     if constexpr (config.ping_pong) named_barrier_arrive(kPingPongBarrier + 1 - consumer, 2 * kWarpgroup);
   }
 
-  // Step `step` of x = A B^T: A is this consumer's rows of K or V, B is the step's Q or dO.
-  template <bool is_kept, int kept_steps>
-  __forceinline__ void rows_by_rows(Scores& x, int a_tile, const unsigned (&kept)[kept_steps][4], unsigned b_tile,
-                                    int step) {
+  // Step `step` of x = A B^T: A is this consumer's rows of K or V, of which the first steps are kept; B is the step's Q or
+  // dO.
+  template <int kept_steps, int size>
+  __forceinline__ void rows_by_rows(Scores& x, int a_tile, const unsigned (&kept)[size][4], unsigned b_tile, int step) {
     const unsigned within = step % 4 * 32;
     const MatrixDescriptor b = matrix_descriptor<64>(b_tile + step / 4 * (config.block_q * kAtomRowBytes), 16);
-    if constexpr (is_kept) {
-      Wgmma<config.block_q>::template registers_shared<kType, false>(x, kept[step], b.at(within), step > 0);
+    if (step < kept_steps) {
+      Wgmma<config.block_q>::template registers_shared<kType, false>(x, kept[step < size ? step : 0], b.at(within),
+                                                                     step > 0);
     } else {
       const MatrixDescriptor a =
           matrix_descriptor<64>(shared + a_tile + step / 4 * (block_k_of(config) * kAtomRowBytes) +
@@ -112,10 +115,10 @@ struct BackwardSm90Consumer {
     }
   }
   __forceinline__ void scores_step(Scores& x, int index, int step) {
-    rows_by_rows<config.keeps_k>(x, kAt.k, kept_k, shared + kAt.q + index * kAt.q_stage, step);
+    rows_by_rows<config.kept_k_steps>(x, kAt.k, kept_k, shared + kAt.q + index * kAt.q_stage, step);
   }
   __forceinline__ void dp_step(Scores& x, int index, int step) {
-    rows_by_rows<config.keeps_v>(x, kAt.v, kept_v, shared + kAt.d_o + index * kAt.d_o_stage, step);
+    rows_by_rows<kKeptVSteps>(x, kAt.v, kept_v, shared + kAt.d_o + index * kAt.d_o_stage, step);
   }
   // Step `step` of sums += A B: A is the step's P^T or dS^T, B is its dO or Q, read transposed.
   template <int dim>
@@ -439,18 +442,27 @@ struct BackwardSm90Consumer {
     issue_dk(operand);
   }
 
-  // If other CTAs have query heads of the group, too.
+  // If other CTAs have query heads of the group, too. turns: only if deterministic.
   template <int dim>
-  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, const BackwardSm90Work<config>& work) {
+  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, unsigned* turns,
+                           const BackwardSm90Work<config>& work) {
     const int row = work.first_k + consumer * kConsumerRows + thread() / 32 * 16;
     if (row >= work.len_k) return;
+    constexpr int kRows = dim / 8 * 128;  // sums of 16 keys
     float* const tiles = dq_sums_of(to, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group),
                                     block_k_of(config), dim) +
-                         static_cast<Index>(row / 16) * (dim / 8 * 128);
+                         static_cast<Index>(row / 16) * kRows;
     const int own_lane = lane();
+    const auto add_all = [&] {
 #pragma unroll
-    for (int n = 0; n < dim / 8; ++n) {
-      add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), own_lane);
+      for (int n = 0; n < dim / 8; ++n) {
+        add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), own_lane);
+      }
+    };
+    if constexpr (config.deterministic) {
+      add_in_turn(turns + (tiles - to.data) / kRows, work.part, own_lane, add_all);
+    } else {
+      add_all();
     }
   }
 
@@ -464,7 +476,7 @@ struct BackwardSm90Consumer {
     if (steps > 0) {
       wait(kAt.k_full, 0, 0);
       wait(kAt.v_full, 0, 0);
-      if constexpr (config.keeps_k) keep(kept_k, shared + kAt.k);
+      if constexpr (config.kept_k_steps > 0) keep(kept_k, shared + kAt.k);
       if constexpr (config.keeps_v) keep(kept_v, shared + kAt.v);
       if constexpr (config.accumulators == 2) {
         two_accumulator_loop(steps);
@@ -481,8 +493,8 @@ struct BackwardSm90Consumer {
     const BackwardSm90Work<config> work(p, recomputed(blockIdx.x));
     if constexpr (config.splits_group) {
       if (steps == 0) return;
-      add<config.dim_qk>(dk, p.dk_sums, work);
-      add<config.dim_v>(dv, p.dv_sums, work);
+      add<config.dim_qk>(dk, p.dk_sums, p.dk_turns, work);
+      add<config.dim_v>(dv, p.dv_sums, p.dv_turns, work);
       return;
     }
     const Index row = work.first_k + consumer * kConsumerRows;

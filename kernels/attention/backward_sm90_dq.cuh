@@ -4,6 +4,7 @@
 // the last one starts its product from them and writes dQ.
 #pragma once
 
+#include "attention/backward_ds.cuh"
 #include "attention/backward_sm90_config.h"
 #include "attention/backward_sm90_work.cuh"
 #include "attention/backward_turns.cuh"
@@ -23,32 +24,40 @@ struct BackwardSm90DqWarpgroup {
   static constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
   static constexpr int kChunks = config.dim_qk / 8;
 
+  using Kept = unsigned[config.kept_ds_steps > 0 ? config.kept_ds_steps : 1][4];
+
   const AttentionBackwardSm90Params& p;
   unsigned shared;
   const BackwardSm90Work<config>& work;
 
   // Issues 64 queries by dq_columns from `first` on, over all keys of the CTA: both operands are transposed, because keys
-  // are their rows.
-  // adds: to `sums`.
+  // are their rows. adds: to `sums`.
   template <int first>
-  __forceinline__ void issue_columns(float (&sums)[config.dq_columns / 2], unsigned ds_atom, bool adds = false) {
+  __forceinline__ void issue_columns(float (&sums)[config.dq_columns / 2], unsigned ds_atom, const Kept& kept,
+                                     bool adds = false) {
     const MatrixDescriptor ds = matrix_descriptor<64>(ds_atom, 16);
     const MatrixDescriptor k =
         matrix_descriptor<64>(shared + kAt.k + first * block_k_of(config) * 2, block_k_of(config) * kAtomRowBytes);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < block_k_of(config) / 16; ++step) {
-      Wgmma<config.dq_columns>::template shared_shared<config.dtype, true, true>(
-          sums, ds.at(step * 16 * kAtomRowBytes), k.at(step * 16 * kAtomRowBytes), adds || step > 0);
+      const auto keys = k.at(step * 16 * kAtomRowBytes);
+      if (step < config.kept_ds_steps) {
+        Wgmma<config.dq_columns>::template registers_shared<config.dtype, true>(
+            sums, kept[step < config.kept_ds_steps ? step : 0], keys, adds || step > 0);
+      } else {
+        Wgmma<config.dq_columns>::template shared_shared<config.dtype, true, true>(
+            sums, ds.at(step * 16 * kAtomRowBytes), keys, adds || step > 0);
+      }
     }
     wgmma_commit_group();
   }
 
   // to: this lane's first sum of this warp's 16 queries. before_adding(): called when dS has been read.
   template <int first, class BeforeAdding>
-  __forceinline__ void add_columns(float (&sums)[config.dq_columns / 2], unsigned ds_atom, float* to,
+  __forceinline__ void add_columns(float (&sums)[config.dq_columns / 2], unsigned ds_atom, const Kept& kept, float* to,
                                    const BeforeAdding& before_adding) {
-    issue_columns<first>(sums, ds_atom);
+    issue_columns<first>(sums, ds_atom, kept);
     wgmma_wait_group<0>();
     wgmma_fence_operand(sums);
     before_adding();
@@ -59,7 +68,7 @@ struct BackwardSm90DqWarpgroup {
   }
 
   __forceinline__ void write_all() {
-    static_assert(config.block_q == kConsumerRows && config.dq_columns == config.dim_qk);
+    static_assert(config.block_q == kConsumerRows && config.dq_columns == config.dim_qk && config.kept_ds_steps == 0);
     int head = work.first_head(p);
     int tiles_left = work.tiles.count;
     PipelineState<config.ds_stages> pipe;
@@ -70,7 +79,7 @@ struct BackwardSm90DqWarpgroup {
       const unsigned ds = shared + kAt.ds + pipe.index * kAt.ds_stage;
       const int row = (work.tiles.first + work.tiles.count - tiles_left) * config.block_q;
       float sums[config.dq_columns / 2];
-      issue_columns<0>(sums, ds);
+      issue_columns<0>(sums, ds, {});
       wgmma_wait_group<0>();
       wgmma_fence_operand(sums);
       if (elect_one()) mbarrier_arrive(shared + kAt.ds_empty + pipe.index * kMbarrierBytes);
@@ -106,11 +115,13 @@ struct BackwardSm90DqWarpgroup {
           if (atom + 1 == kAtoms && lane == 0) mbarrier_arrive(shared + kAt.ds_empty + pipe.index * kMbarrierBytes);
         };
         float sums[config.dq_columns / 2];
+        Kept kept;
+        if constexpr (config.kept_ds_steps > 0) keep_ds(kept, ds, lane, warp);
         if constexpr (config.dq_columns == config.dim_qk) {
-          add_columns<0>(sums, ds, to, release);
+          add_columns<0>(sums, ds, kept, to, release);
         } else {
-          add_columns<0>(sums, ds, to, [] {});
-          add_columns<config.dq_columns>(sums, ds, to, release);
+          add_columns<0>(sums, ds, kept, to, [] {});
+          add_columns<config.dq_columns>(sums, ds, kept, to, release);
         }
         to += 4 * kChunks * 128;
       }
@@ -137,7 +148,7 @@ struct BackwardSm90DqWarpgroup {
 
   // The columns from `first` on of query tile `tile`. to: this lane's first sum of this warp's 16 queries.
   template <int first>
-  __forceinline__ void take_turn(unsigned ds_atom, unsigned ds_empty, float* to, int head, int tile,
+  __forceinline__ void take_turn(unsigned ds_atom, unsigned ds_empty, const Kept& kept, float* to, int head, int tile,
                                  const TurnEnds& turn, int step) {
     constexpr int kColumns = config.dim_qk - first < config.dq_columns ? config.dim_qk - first : config.dq_columns;
     const bool completes = turn.last && !turn.first;
@@ -149,7 +160,7 @@ struct BackwardSm90DqWarpgroup {
         load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);
       }
     }
-    issue_columns<first>(sums, ds_atom, completes);
+    issue_columns<first>(sums, ds_atom, kept, completes);
     wgmma_wait_group<0>();
     wgmma_fence_operand(sums);
     if (first + kColumns == config.dim_qk && read_thread() % 32 == 0) mbarrier_arrive(ds_empty);
@@ -192,9 +203,11 @@ struct BackwardSm90DqWarpgroup {
       const unsigned ds_empty = shared + kAt.ds_empty + pipe.index * kMbarrierBytes;
       const int tile = work.tiles.first + work.tiles.count - tiles_left;
       const TurnEnds turn = work.turn_ends(p, tile);
-      take_turn<0>(ds, ds_empty, to, head, tile, turn, step);
+      Kept kept;
+      if constexpr (config.kept_ds_steps > 0) keep_ds(kept, ds, lane, warp);
+      take_turn<0>(ds, ds_empty, kept, to, head, tile, turn, step);
       if constexpr (config.dq_columns < config.dim_qk) {
-        take_turn<config.dq_columns>(ds, ds_empty, to, head, tile, turn, step);
+        take_turn<config.dq_columns>(ds, ds_empty, kept, to, head, tile, turn, step);
       }
       __syncwarp();
       if (elect_one()) TurnBarriers{shared + kAt.turns}.leave(step);

@@ -1,4 +1,4 @@
-// How the dQ warpgroup of a Hopper backward takes and ends its turns (attention/backward_turns.h).
+// How the warpgroups of a Hopper backward take and end their turns (attention/backward_turns.h).
 #pragma once
 
 #include "attention/backward_turns.h"
@@ -39,6 +39,18 @@ __forceinline__ void load_coherent(float (&d)[4], const float* address) {
 __forceinline__ void store_sums(float* address, const float (&d)[4]) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
                : "memory");
+}
+
+// If the query heads of a key head are divided among CTAs, these take turns at the sums of dK and dV, too, part 0 first: its
+// CTA has the smaller index. Each warp has a counter for its 16 keys of dK, and of dV. before: how many parts come before.
+template <class Add>
+__forceinline__ void add_in_turn(unsigned* turns, unsigned before, int lane, const Add& add) {
+  while (load_acquire(turns) != before) {
+  }
+  add();
+  fence_acq_rel_gpu();
+  __syncwarp();
+  if (lane == 0) increment_relaxed(turns);
 }
 
 struct TurnBarriers {

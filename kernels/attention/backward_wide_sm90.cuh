@@ -59,8 +59,8 @@ namespace tessera {
 template <AttentionBackwardWideSm90Config config>
 __forceinline__ void attention_backward_wide_sm90(const AttentionBackwardWideSm90Params& p) {
   static_assert(config.q_stages >= 2 && config.d_o_stages >= 1 && config.p_stages >= 1 && config.ds_stages >= 1);
-  static_assert(config.cluster == 1 || (config.cluster == 2 && !config.deterministic && config.dim_qk > 128 &&
-                                        config.dq_columns == kWidestAtom));
+  static_assert(config.cluster == 1 || (config.cluster == 2 && config.dim_qk > 128));
+  static_assert((config.cluster == 1 && !config.deterministic) || config.dq_columns == kWidestAtom);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0);
   static_assert(config.dim_qk <= 256 && config.dim_v <= 256);
   static_assert(config.dq_columns % kWidestAtom == 0);

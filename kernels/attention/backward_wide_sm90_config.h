@@ -141,7 +141,7 @@ constexpr BackwardWideSm90Layout backward_wide_sm90_layout(const AttentionBackwa
 }
 
 // Which CTA of a cluster computes which columns of dQ, by swizzle atoms: of four, each computes two in every step; of three,
-// CTA 0 computes two in even steps and CTA 1 in odd ones.
+// CTA 0 computes two in even steps and CTA 1 in odd ones. In turns, `step` is the query tile, so that all clusters agree.
 struct DqAtoms {
   int first;
   int count;
@@ -150,7 +150,7 @@ constexpr int dq_atoms(const AttentionBackwardWideSm90Config& config) {
   return padded_dim(config.dim_qk, kWidestAtom) / kWidestAtom;
 }
 constexpr DqAtoms own_dq_atoms(const AttentionBackwardWideSm90Config& config, int rank, int step) {
-  const int all = dq_atoms(config), of_first = (all + 1 - step % 2) / 2;
+  const int all = dq_atoms(config), of_first = config.cluster == 1 ? all : (all + 1 - step % 2) / 2;
   return rank == 0 ? DqAtoms{0, of_first} : DqAtoms{of_first, all - of_first};
 }
 // The first one of two that hold all that a CTA ever computes.
@@ -185,12 +185,15 @@ struct alignas(64) AttentionBackwardWideSm90Params {
   Divisor by_heads;  // Hkv; if groups are split, Hkv parts
   Band band;
   float scale;  // positive, unless score_mod
-  // [rows of dQ's sums / 64]: key tiles that have added to a query tile; 0 at the start. Only if deterministic.
+  // [cluster, rows of dQ's sums / 64] for each head: key tiles that have added to a query tile, with clusters to the
+  // columns of each rank; 0 at the start. Only if deterministic.
   unsigned* dq_turns;
   // Only if groups are split. Sums as dQ's: [B, Hkv, rows / 16, dim / 8] tiles; packed sequences start at multiples of 64
   // rows.
   DqSums dk_sums;
   DqSums dv_sums;
+  unsigned* dk_turns;  // [rows of the sums / 16]: parts that have added; 0 at the start. Only if deterministic, too.
+  unsigned* dv_turns;
   unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
   Divisor by_parts;     // parts of a group
   // Only if score_mod.

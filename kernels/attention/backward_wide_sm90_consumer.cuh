@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/backward_score_mod.cuh"
+#include "attention/backward_turns.cuh"
 #include "attention/backward_wide_sm90_config.h"
 #include "attention/backward_wide_sm90_work.cuh"
 #include "ptx/bulk_copy.cuh"
@@ -182,17 +183,27 @@ struct BackwardWideSm90Consumer {
     }
   }
 
-  // If other CTAs have query heads of the group, too.
+  // If other CTAs have query heads of the group, too. turns: only if deterministic.
   template <int dim>
-  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, const BackwardWideSm90Work<config>& work) {
+  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, unsigned* turns,
+                           const BackwardWideSm90Work<config>& work) {
     const int row = work.first_k + thread() / 32 * 16;
     if (row >= work.len_k) return;
+    constexpr int kRows = dim / 8 * 128;  // sums of 16 keys
     float* const tiles =
         dq_sums_of(to, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group), kTile, dim) +
-        static_cast<Index>(row / 16) * (dim / 8 * 128);
+        static_cast<Index>(row / 16) * kRows;
+    const int own_lane = lane();
+    const auto add_all = [&] {
 #pragma unroll
-    for (int n = 0; n < dim / 8; ++n) {
-      add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), lane());
+      for (int n = 0; n < dim / 8; ++n) {
+        add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), own_lane);
+      }
+    };
+    if constexpr (config.deterministic) {
+      add_in_turn(turns + (tiles - to.data) / kRows, work.part, own_lane, add_all);
+    } else {
+      add_all();
     }
   }
 };
@@ -337,7 +348,7 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
     // Recomputed, because keeping it would take registers during the whole main loop.
     const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
     if constexpr (config.splits_group) {
-      if (steps > 0) this->template add<config.dim_v>(dv, p.dv_sums, work);
+      if (steps > 0) this->template add<config.dim_v>(dv, p.dv_sums, p.dv_turns, work);
       return;
     }
     Bits16* const out = rows_of(p.dv, p.dv_strides, p.cu_seqlens_k, work.batch, work.kv_head);
@@ -467,7 +478,7 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
     // Recomputed, because keeping it would take registers during the whole main loop.
     const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
     if constexpr (config.splits_group) {
-      if (steps > 0) this->template add<config.dim_qk>(dk, p.dk_sums, work);
+      if (steps > 0) this->template add<config.dim_qk>(dk, p.dk_sums, p.dk_turns, work);
       return;
     }
     Bits16* const out = rows_of(p.dk, p.dk_strides, p.cu_seqlens_k, work.batch, work.kv_head);

@@ -2,6 +2,7 @@
 // memory (tile/dq_sums.cuh), or stored or written in turns (attention/backward_turns.h).
 #pragma once
 
+#include "attention/backward_ds.cuh"
 #include "attention/backward_sm90_work.cuh"
 #include "attention/backward_turns.cuh"
 #include "attention/backward_wide_sm90_config.h"
@@ -30,16 +31,6 @@ struct BackwardWideSm90DqWarpgroup {
   const AttentionBackwardWideSm90Params& p;
   unsigned shared;
   const BackwardWideSm90Work<config>& work;
-
-  // dS of this warp's 16 queries, as wgmma's A operand. In shared memory its rows are keys, so each 8 x 8 is transposed:
-  // matrix 1 of the operand is queries 8 to 15, matrix 2 is keys 8 to 15.
-  __forceinline__ void keep_ds(unsigned (&kept)[kKeptSteps][4], unsigned tile, int lane, int warp) {
-    const int key = lane % 8 + lane / 16 * 8;
-    const int chunk = warp * 2 + lane / 8 % 2;
-    const unsigned from = tile + key * kAtomRowBytes + ((chunk ^ (key % 8)) * 16);
-#pragma unroll
-    for (int step = 0; step < kKeptSteps; ++step) ldmatrix_x4_trans(kept[step], from + step * 16 * kAtomRowBytes);
-  }
 
   // Issues dq_columns columns of dQ, of which the last may be padding. Keys are the rows of both operands, which are read
   // transposed. k, other_k: these columns of K, of this CTA's keys and of the other's. adds: to `sums`.
@@ -86,18 +77,25 @@ struct BackwardWideSm90DqWarpgroup {
     if constexpr (!kLast) add_columns<first + config.dq_columns>(sums, ds_tile, kept, to, release);
   }
 
+  // The CTA's rank in its cluster.
+  static __forceinline__ int rank() { return static_cast<int>(blockIdx.x % config.cluster); }
+  // Issues 64 columns.
+  __forceinline__ void issue_atom(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
+                                  const unsigned (&kept)[kKeptSteps][4], int atom, bool adds) {
+    constexpr int kAtom = kTile * kAtomRowBytes;
+    issue_columns(sums, ds_tile, kept, shared + kAt.k + atom * kAtom,
+                  shared + kAt.other_k + (atom - first_dq_atom(config, rank())) * kAtom, adds);
+  }
+
   // The same with a cluster, for this CTA's columns.
   template <class Release>
   __forceinline__ void add_own_columns(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
                                        const unsigned (&kept)[kKeptSteps][4], float* to, int step,
                                        const Release& release) {
-    constexpr int kAtom = kTile * kAtomRowBytes;
-    const int rank = static_cast<int>(blockIdx.x % config.cluster);
-    const DqAtoms atoms = own_dq_atoms(config, rank, step);
+    const DqAtoms atoms = own_dq_atoms(config, rank(), step);
 #pragma unroll 1
     for (int atom = atoms.first; atom < atoms.first + atoms.count; ++atom) {
-      issue_columns(sums, ds_tile, kept, shared + kAt.k + atom * kAtom,
-                    shared + kAt.other_k + (atom - first_dq_atom(config, rank)) * kAtom, false);
+      issue_atom(sums, ds_tile, kept, atom, false);
       wgmma_wait_group<0>();
       wgmma_fence_operand(sums);
       if (!kKeepsAll && atom + 1 == atoms.first + atoms.count) release();
@@ -111,43 +109,56 @@ struct BackwardWideSm90DqWarpgroup {
   }
 
   // The same for query tile `tile` of `head`, in turns: the first key tile stores its sums, and the last one starts from
-  // those of the others and writes dQ.
-  template <int first, class Release>
+  // those of the others and writes dQ. A CTA has the same columns of a query tile as those of its rank in other clusters,
+  // so that each waits only for its own.
+  template <class Release>
   __forceinline__ void take_turn(float (&sums)[config.dq_columns / 2], unsigned ds_tile,
                                  const unsigned (&kept)[kKeptSteps][4], float* to, int step, int head, int tile,
                                  const TurnEnds& turn, const Release& release) {
-    constexpr bool kLast = first + config.dq_columns >= config.dim_qk;
-    constexpr int kColumns = kLast ? config.dim_qk - first : config.dq_columns;
+    const DqAtoms atoms = own_dq_atoms(config, rank(), tile);
     const bool completes = turn.last && !turn.first;
-    if (completes) {
-      if constexpr (first == 0) TurnBarriers{shared + kAt.turns}.take(step);
+    constexpr int kUnrolled = config.cluster == 1 ? dq_atoms(config) : 1;  // alone, constant indices spare registers
+#pragma unroll kUnrolled
+    for (int atom = atoms.first; atom < atoms.first + atoms.count; ++atom) {
+      const auto each = [&](const auto& act) {
 #pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
-        load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);
+        for (int n = 0; n < 8; ++n) {
+          if (kChunks % 8 == 0 || atom * 8 + n < kChunks) {
+            act(to + (atom * 8 + n) * 128, reinterpret_cast<float(&)[4]>(sums[n * 4]));
+          }
+        }
+      };
+      if (completes) {
+        if (atom == atoms.first) TurnBarriers{shared + kAt.turns}.take(step);
+        each([](const float* from, float(&four)[4]) { load_coherent(four, from); });
       }
-    }
-    issue_columns<first>(sums, ds_tile, kept, completes);
-    wgmma_wait_group<0>();
-    wgmma_fence_operand(sums);
-    if constexpr (kLast && !kKeepsAll) release();
-    if (first == 0 && !completes) TurnBarriers{shared + kAt.turns}.take(step);
-    if (turn.last) {
-      Bits16* const out = rows_of(p.dq, p.dq_strides, p.cu_seqlens_q, work.batch, recomputed(head)) +
-                          static_cast<Index>(recomputed(tile) * kTile) * p.dq_strides.seq + first;
-      store_gradient<config.dtype, kColumns>(sums, out, p.dq_strides.seq, work.len_q - tile * kTile, p.scale,
-                                             read_thread() % kWarpgroup);
-    } else {
-      const auto values = [&](int n) -> const float(&)[4] { return reinterpret_cast<const float(&)[4]>(sums[n * 4]); };
-      if (turn.first) {
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) store_sums(to + (first / 8 + n) * 128, values(n));
+      issue_atom(sums, ds_tile, kept, atom, completes);
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(sums);
+      if (!kKeepsAll && atom + 1 == atoms.first + atoms.count) release();
+      if (atom == atoms.first && !completes) TurnBarriers{shared + kAt.turns}.take(step);
+      if (turn.last) {
+        write_atom(sums, head, tile, atom);
+      } else if (turn.first) {
+        each([](float* address, const float(&four)[4]) { store_sums(address, four); });
       } else {
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) add_to_sums(to + (first / 8 + n) * 128, values(n), 0);
+        each([](float* address, const float(&four)[4]) { add_to_sums(address, four, 0); });
       }
     }
-    if constexpr (!kLast) {
-      take_turn<first + config.dq_columns>(sums, ds_tile, kept, to, step, head, tile, turn, release);
+  }
+  // dQ's columns of a swizzle atom.
+  __forceinline__ void write_atom(const float (&sums)[config.dq_columns / 2], int head, int tile, int atom) {
+    Bits16* const out = rows_of(p.dq, p.dq_strides, p.cu_seqlens_q, work.batch, recomputed(head)) +
+                        static_cast<Index>(recomputed(tile) * kTile) * p.dq_strides.seq + atom * kWidestAtom;
+    const auto write = [&]<int columns> {
+      store_gradient<config.dtype, columns>(sums, out, p.dq_strides.seq, work.len_q - tile * kTile, p.scale,
+                                            read_thread() % kWarpgroup);
+    };
+    constexpr int kRest = config.dim_qk % kWidestAtom;
+    if (kRest == 0 || atom + 1 < dq_atoms(config)) {
+      write.template operator()<kWidestAtom>();
+    } else {
+      write.template operator()<kRest == 0 ? kWidestAtom : kRest>();
     }
   }
 
@@ -155,11 +166,16 @@ struct BackwardWideSm90DqWarpgroup {
   __forceinline__ float* sums_of(int head) const {
     return dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, head, static_cast<int>(p.heads_q), kTile, config.dim_qk);
   }
-  // The counter of the first step's query tile, and how far those of a head are from the next one's.
+  // The counter of the first step's query tile, and how far those of a head are from the next one's: a head has those of
+  // rank 0, then those of rank 1.
   __forceinline__ unsigned* first_turns() const {
-    return p.dq_turns + (sums_of(work.first_head(p)) - p.dq_sums.data) / (kTile * config.dim_qk) + work.tiles.first;
+    const int head = work.first_head(p);
+    const Index tiles = p.dq_sums.rows / kTile;
+    const Index heads_before = p.cu_seqlens_q ? head : static_cast<Index>(work.batch) * p.heads_q + head;
+    const Index first = (sums_of(head) - p.dq_sums.data) / (kTile * config.dim_qk) + work.tiles.first;
+    return p.dq_turns + first + (heads_before * (config.cluster - 1) + rank()) * tiles;
   }
-  __forceinline__ int heads_apart() const { return static_cast<int>(p.dq_sums.rows / kTile); }
+  __forceinline__ int heads_apart() const { return static_cast<int>(p.dq_sums.rows / kTile) * config.cluster; }
 
   __forceinline__ void run(int lane, int warp) {
     int head = work.first_head(p);
@@ -189,7 +205,7 @@ struct BackwardWideSm90DqWarpgroup {
       float sums[config.dq_columns / 2];
       if constexpr (config.deterministic) {
         const int query_tile = work.tiles.first + work.tiles.count - tiles_left;
-        take_turn<0>(sums, tile, kept, to, step, head, query_tile, work.turn_ends(p, query_tile), release);
+        take_turn(sums, tile, kept, to, step, head, query_tile, work.turn_ends(p, query_tile), release);
         __syncwarp();
         if (elect_one()) TurnBarriers{shared + kAt.turns}.leave(step);
       } else if constexpr (config.cluster > 1) {

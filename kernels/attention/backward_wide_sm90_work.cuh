@@ -11,6 +11,8 @@ namespace tessera {
 // A step is a query tile of one head; the heads of the group, or of a part of it, follow one another.
 template <AttentionBackwardWideSm90Config config>
 struct BackwardWideSm90Work {
+  static constexpr int kClusterKeys = config.cluster * kBackwardWideTile;
+
   int batch, kv_head;
   int part;  // of the group
   int first_k;
@@ -25,7 +27,6 @@ struct BackwardWideSm90Work {
     batch = static_cast<int>(item.batch);
     kv_head = static_cast<int>(config.splits_group ? p.by_parts.quotient(item.head) : item.head);
     part = config.splits_group ? static_cast<int>(item.head) - kv_head * static_cast<int>(p.by_parts.by) : 0;
-    constexpr int kClusterKeys = config.cluster * kBackwardWideTile;
     first_cluster_k = static_cast<int>(in_reverse(p) ? p.k_tiles - 1 - item.tile : item.tile) * kClusterKeys;
     first_k = first_cluster_k + static_cast<int>(cta % config.cluster) * kBackwardWideTile;
     len_q = length_of(p.cu_seqlens_q, item.batch, p.seq_q);
@@ -53,15 +54,15 @@ struct BackwardWideSm90Work {
   static __forceinline__ bool in_reverse(const AttentionBackwardWideSm90Params& p) {
     return config.deterministic && config.masked && comes_in_reverse(p.band);
   }
-  // Of this CTA's keys at a query tile, if deterministic.
+  // Of this cluster's keys at a query tile, if deterministic.
   __forceinline__ unsigned turn(const AttentionBackwardWideSm90Params& p, int query_tile) const {
-    return turn_of(p.band, position_offset, first_k / kBackwardWideTile, query_tile, len_q, len_k, kBackwardWideTile,
-                   kBackwardWideTile);
+    return turn_of(p.band, position_offset, first_cluster_k / kClusterKeys, query_tile, len_q, len_k, kBackwardWideTile,
+                   kClusterKeys);
   }
   __forceinline__ TurnEnds turn_ends(const AttentionBackwardWideSm90Params& p, int query_tile) const {
-    if constexpr (!config.masked) return {first_k == 0, first_k + kBackwardWideTile >= len_k};
-    return tessera::turn_ends(p.band, position_offset, first_k, query_tile, len_q, len_k, kBackwardWideTile,
-                              kBackwardWideTile);
+    if constexpr (!config.masked) return {first_cluster_k == 0, first_cluster_k + kClusterKeys >= len_k};
+    return tessera::turn_ends(p.band, position_offset, first_cluster_k, query_tile, len_q, len_k, kBackwardWideTile,
+                              kClusterKeys);
   }
 };
 

@@ -13,7 +13,7 @@
 // - Scales of Q and K go into the factor of the exponent, V's into O: O is in units of the scale of the last key tile,
 //   and is rescaled if the next tile's is another.
 // - promoted_tiles: the tensor cores keep about 14 bits of a sum and truncate it, so that long ones become too small. O is
-//   added to fp32 sums in shared memory every few key tiles.
+//   added to sums in shared memory every few key tiles.
 #pragma once
 
 #include "attention/forward_fp8_sm90_config.h"

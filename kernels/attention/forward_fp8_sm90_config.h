@@ -63,11 +63,13 @@ constexpr RegisterSplit register_split(const AttentionForwardFp8Sm90Config& conf
 
 constexpr int kFp8MinAtom = AttentionForwardFp8Sm90Config::min_atom;
 
+constexpr int kRowStateBytes = 24;
+
 // V is [stages][dim_v, block_k].
 struct ForwardFp8Sm90Layout : ForwardSm90Layout {
-  int q_rounded;     // rounds_q: [block_q, dim_qk]
-  int sums;          // promoted_tiles: fp32 [consumers][dim_v / 8][threads of a consumer][4]
-  int sums_factors;  // promoted_tiles: fp32 [threads of all consumers][2]
+  int q_rounded;  // rounds_q: [block_q, dim_qk]
+  int sums;       // promoted_tiles: fp16 [consumers][dim_v / 16][threads of a consumer][8]
+  int row_state;  // [threads of all consumers], kRowStateBytes each
 };
 
 constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8Sm90Config& config) {
@@ -80,8 +82,8 @@ constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8
   at.v = at.k + config.stages * at.k_stage;
   at.q_rounded = at.v + config.stages * at.v_stage;
   at.sums = at.q_rounded + (config.rounds_q ? q_bytes : 0);
-  at.sums_factors = at.sums + (config.promoted_tiles > 0 ? block_q_of(config) * config.dim_v * 4 : 0);
-  at.q_full = at.sums_factors + (config.promoted_tiles > 0 ? config.consumers * kWarpgroup * 8 : 0);
+  at.row_state = at.sums + (config.promoted_tiles > 0 ? block_q_of(config) * config.dim_v * 2 : 0);
+  at.q_full = at.row_state + config.consumers * kWarpgroup * kRowStateBytes;
   at.q_empty = at.q_full + 8 * config.q_stages;
   at.k_full = at.q_empty + 8 * config.q_stages;
   at.k_empty = at.k_full + 8 * config.stages;

@@ -11,6 +11,7 @@
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/shared_tile.cuh"
 
 namespace tessera {
 
@@ -23,7 +24,7 @@ struct ForwardFp8Sm90Math {
   static constexpr int kQkSteps = (config.dim_qk + 31) / 32;
   static constexpr int kPvSteps = config.block_k / 32;
   static constexpr int kFactors = config.k_blocks ? config.block_k / kScaleKeys : 1;
-  static constexpr bool kPromotes = false, kRoundsQ = config.rounds_q;
+  static constexpr bool kRoundsQ = config.rounds_q;
   static constexpr unsigned kNeverStored = 0xffffffffu;  // a NaN of no computation
   static constexpr int kRoundBarrier = 4;                // named barrier of consumer 0, behind those of ping-pong
 
@@ -33,8 +34,8 @@ struct ForwardFp8Sm90Math {
   float q_factor = 0;               // scale and Q's scale; in exp2 units, unless scores are modified
   const float* k_scales = nullptr;  // of the head
   const float* v_scales = nullptr;
-  float v_unit = 1;       // of O: V's scale
-  float stored_unit = 1;  // of the O that is not stored yet
+  unsigned first_scale = 0;  // tile_scales, instead: where the head's begin, K's and V's
+  float v_unit = 1;          // of O: V's scale
 
   float scores[kKeyTiles * 4];    // [tile of 8 keys][value of a lane]
   unsigned weights[kPvSteps][4];  // P as wgmma's A operand
@@ -44,17 +45,21 @@ struct ForwardFp8Sm90Math {
   float k_scale[kFactors];  // of the key tile whose scores are in flight
   float v_scale = 1;
   bool promotes = false;  // O, before the product with this key tile
+  bool packed = false;    // P of this key tile
 
   __forceinline__ void start(const ForwardSm90WorkTileInfo& info, bool sees_keys) {
     const auto& p = rows.p;
     const unsigned key_head = p.by_group.quotient(info.head);
-    k_scales = p.k_scale.of(info.batch, key_head);
-    v_scales = p.v_scale.of(info.batch, key_head);
+    if constexpr (config.tile_scales) {
+      first_scale = static_cast<unsigned>(info.batch * p.k_scale.strides.batch + key_head * p.k_scale.strides.head);
+    } else {
+      k_scales = p.k_scale.of(info.batch, key_head);
+      v_scales = p.v_scale.of(info.batch, key_head);
+    }
     if (!sees_keys) return;
     q_factor = p.scale * (config.score_mod ? 1.0f : kLog2E);
     if constexpr (!kRoundsQ) q_factor *= p.q_scale.of(info.batch, info.head)[rows.first_q >> p.q_scale.shift];
     if constexpr (!config.k_blocks && !config.tile_scales) k_scale[0] = *k_scales;
-    if constexpr (!config.v_blocks && !config.tile_scales) v_unit = *v_scales;
   }
 
   // rounds_q: this warp's rows of a 16-bit tile to e4m3. `to` is read by wgmma of all warps, which must have finished
@@ -106,15 +111,16 @@ struct ForwardFp8Sm90Math {
     }
     if constexpr (config.v_blocks) v_scale = v_scales[(tile * config.block_k) >> rows.p.v_scale.shift];
     if constexpr (config.tile_scales) {
-      k_scale[0] = k_scales[tile];
-      v_scale = v_scales[tile];
+      k_scale[0] = rows.p.k_scale.data[first_scale + tile];
+      v_scale = rows.p.v_scale.data[first_scale + tile];
     }
   }
 
   __forceinline__ void reset() {
-    if constexpr (config.v_blocks || config.tile_scales) v_unit = v_scale;
+    v_unit = config.v_blocks || config.tile_scales ? v_scale : *v_scales;
     softmax.reset();
-    if constexpr (config.promoted_tiles > 0) set_sums_factor(0, 0);
+    store_shared_floats(row_state() + kRest, 0.0f, 0.0f);
+    if constexpr (config.promoted_tiles > 0) store_shared_floats(row_state() + kSumsFactor, 0.0f, 0.0f);
     clear_output();
   }
   __forceinline__ void clear_output() {
@@ -123,46 +129,68 @@ struct ForwardFp8Sm90Math {
   }
 
   // promoted_tiles: the tensor cores truncate every sum, which makes a long one smaller. So what they have summed up is
-  // added to sums in shared memory from time to time, each thread its own, and they start from 0 again.
-  static constexpr int kSumsPitch = kWarpgroup * 16;
+  // added to sums in shared memory from time to time, each thread its own, and they start from 0 again. The sums are of
+  // fp16, rounded to nearest: 2^-12 of a sum is far below what rounding P to e4m3 costs.
+  static constexpr int kSumsPitch = kWarpgroup * 16;  // of two tiles of 8 columns
   __forceinline__ unsigned sums() const {
     extern __shared__ __align__(kTileAlignment) unsigned char memory[];
-    return shared_address(memory) + layout_of(config).sums + rows.consumer * (kConsumerRows * config.dim_v * 4) +
-           (rows.warp * 32 + rows.lane) * 16;
+    return shared_address(memory) + layout_of(config).sums + rows.consumer * (kConsumerRows * config.dim_v * 2) +
+           (recomputed(rows.warp) * 32 + rows.lane) * 16;
   }
-  // What the sums are to be multiplied by, for each of the thread's two rows; 0 if there are none.
-  __forceinline__ unsigned sums_factor() const {
+  // What a thread holds of its two rows in shared memory, for lack of registers: pairs of floats, at these offsets.
+  static constexpr int kSumsFactor = 0;  // what the sums are to be multiplied by; 0 if there are none
+  static constexpr int kRest = 8;        // Fp8Softmax::rest, until finish(); then the LSE
+  static constexpr int kLse = kRest;
+  static constexpr int kTotal = 16;  // of P
+  __forceinline__ unsigned row_state() const {
     extern __shared__ __align__(kTileAlignment) unsigned char memory[];
-    return shared_address(memory) + layout_of(config).sums_factors + (threadIdx.x - kWarpgroup) * 8;
+    return shared_address(memory) + layout_of(config).row_state +
+           (rows.consumer * kWarpgroup + recomputed(rows.warp) * 32 + rows.lane) * kRowStateBytes;
   }
-  __forceinline__ void set_sums_factor(float first, float second) const {
-    store_shared_floats(sums_factor(), first, second);
-  }
+  // Of the consumer; what is computed from it is not kept in registers.
+  __forceinline__ int thread_again() const { return recomputed(rows.warp) * 32 + rows.lane; }
+
   __forceinline__ void add_sums() {
     float factor[2];
-    load_shared_floats(factor, sums_factor());
+    load_shared_floats(factor, row_state() + kSumsFactor);
     if (factor[0] == 0 && factor[1] == 0) return;
     unsigned from = sums();
 #pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-      float sum[4];
-      load_shared_floats(sum, from + n * kSumsPitch);
+    for (int n = 0; n < kValueTiles; n += 2) {
+      const Words4 sum = load_shared_16(from + n / 2 * kSumsPitch);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) output[n * 4 + i] += sum[i] * factor[i / 2];
+      for (int w = 0; w < 4; ++w) {
+        output[n * 4 + w * 2] += low_to_float<DType::kFloat16>(sum.word[w]) * factor[w % 2];
+        output[n * 4 + w * 2 + 1] += high_to_float<DType::kFloat16>(sum.word[w]) * factor[w % 2];
+      }
       // A few at a time: the next address is known when these are there, so that their registers are free again.
-      if (n % 4 == 3) from += bits_from_float(sum[0]) == kNeverStored ? 1 : 0;
+      if (n % 4 == 2) from += sum.word[0] == kNeverStored ? 1 : 0;
     }
   }
   __forceinline__ void promote() {
     add_sums();
+    // The factor that brings a row's sums into fp16's range: probabilities, which e4m3 at most doubles, times 448.
+    float factor[2], inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      constexpr int kLargestExponent = 5;
+      const int exponent = max(static_cast<int>(bits_from_float(softmax.total(half)) >> 23) - 127, kLeastScaleExponent);
+      factor[half] = power_of_two(kLargestExponent - exponent);
+      inverse[half] = power_of_two(exponent - kLargestExponent);
+    }
     const unsigned to = sums();
 #pragma unroll
-    for (int n = 0; n < kValueTiles; ++n) {
-      const float* const o = output + n * 4;
-      store_shared_floats(to + n * kSumsPitch, o[0], o[1], o[2], o[3]);
+    for (int n = 0; n < kValueTiles; n += 2) {
+      Words4 words;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float* const o = output + n * 4 + w * 2;
+        words.word[w] = pack<DType::kFloat16>(o[0] * factor[w % 2], o[1] * factor[w % 2]);
+      }
+      store_shared_16(to + n / 2 * kSumsPitch, words);
     }
     clear_output();
-    set_sums_factor(1, 1);
+    store_shared_floats(row_state() + kSumsFactor, inverse[0], inverse[1]);
   }
 
   // tile_scales: O is in units of the largest scale so far, and the probabilities of a tile with a smaller one are multiplied
@@ -175,14 +203,30 @@ struct ForwardFp8Sm90Math {
     softmax.unshift = power_of_two(-shift);
   }
 
-  // O is stored when the next work tile has started.
-  __forceinline__ void finish() { stored_unit = v_unit; }
+  // What storing O needs besides waits in shared memory. The sums are added here, where the scores' registers are free.
+  __forceinline__ void finish() {
+    load_rest();
+    const float total[2] = {softmax.total(0), softmax.total(1)};
+    store_shared_floats(row_state() + kLse, softmax.log_sum_exp(total[0], 0), softmax.log_sum_exp(total[1], 1));
+    store_shared_floats(row_state() + kTotal, total[0], total[1]);
+    if constexpr (config.promoted_tiles > 0) {
+      wgmma_wait_group<0>();
+      finish_output();
+      add_sums();
+    }
+  }
 
   // Exact if V's scales are powers of two.
   __forceinline__ void rescale_output(bool grown) {
+    scale_output(grown);
     if constexpr (config.promoted_tiles > 0) {
-      if (promotes) promote();
+      if (!promotes) return;
+      pack_scores();  // frees the registers of the scores
+      promote();
+      packed = true;
     }
+  }
+  __forceinline__ void scale_output(bool grown) {
     if (config.v_blocks ? v_scale != v_unit : config.tile_scales && v_scale > v_unit) {
       const float ratio = v_unit / v_scale;
 #pragma unroll
@@ -195,8 +239,8 @@ struct ForwardFp8Sm90Math {
     for (int i = 0; i < kValueTiles * 4; ++i) output[i] *= rescale[i / 2 % 2];
     if constexpr (config.promoted_tiles > 0) {
       float factor[2];
-      load_shared_floats(factor, sums_factor());
-      set_sums_factor(factor[0] * rescale[0], factor[1] * rescale[1]);
+      load_shared_floats(factor, row_state() + kSumsFactor);
+      store_shared_floats(row_state() + kSumsFactor, factor[0] * rescale[0], factor[1] * rescale[1]);
     }
   }
   __forceinline__ void finish_output() { wgmma_fence_operand(output); }
@@ -259,18 +303,42 @@ struct ForwardFp8Sm90Math {
     }
     if (masked) rows.mask(scores, first_k);
     if constexpr (config.tile_scales) shift_probabilities();
-    return softmax.update(scores, factor, masked || config.score_mod, rescale, recompute);
+    load_rest();
+    const bool grown = softmax.update(scores, factor, masked || config.score_mod, rescale, recompute);
+    if (grown && !softmax.settled) store_shared_floats(row_state() + kRest, softmax.rest[0], softmax.rest[1]);
+    return grown;
+  }
+  // 0 for rows that are settled.
+  __forceinline__ void load_rest() {
+    softmax.rest[0] = softmax.rest[1] = 0;
+    if (!softmax.settled) load_shared_floats(softmax.rest, row_state() + kRest);
   }
 
   __forceinline__ void pack_weights() {
+    if (!packed) pack_scores();
+    packed = false;
+  }
+  __forceinline__ void pack_scores() {
 #pragma unroll
     for (int step = 0; step < kPvSteps; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* const s = scores + step * 16 + i / 2 * 8 + i % 2 * 2;
-        weights[step][i] = pack_e4m3(s[0], s[1], s[4], s[5]);
+        weights[step][i] = pack_probabilities(s[0], s[1], s[4], s[5]);
       }
     }
+  }
+
+  // As pack_e4m3, with the high half first: the second conversion then adds its half to the first's result.
+  static __forceinline__ unsigned pack_probabilities(float v0, float v1, float v2, float v3) {
+    unsigned packed;
+    asm("{\n.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "mov.b32 %0, {low, high};\n}\n"
+        : "=r"(packed)
+        : "f"(v0), "f"(v1), "f"(v2), "f"(v3));
+    return packed;
   }
 
   // Recomputes S on the CUDA cores, each lane its own values: wgmma would need all warps of the consumer. The stage of
@@ -304,10 +372,11 @@ struct ForwardFp8Sm90Math {
 
   // Divides by the row sums and writes O and LSE.
   __forceinline__ void store(const ForwardSm90WorkTileInfo& info) {
-    if constexpr (config.promoted_tiles > 0) add_sums();
+    float lse[2], total[2];
+    load_shared_floats(lse, row_state() + kLse);
+    load_shared_floats(total, row_state() + kTotal);
     rows.store(
-        info, output, stored_unit, [&](int half) { return softmax.total(half); },
-        [&](float sum, int half) { return softmax.log_sum_exp(sum, half); });
+        info, output, v_unit, [&](int half) { return total[half]; }, [&](float, int half) { return lse[half]; });
   }
 };
 

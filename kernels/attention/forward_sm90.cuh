@@ -13,10 +13,10 @@
 //
 // Pipeline of one work tile (S0 is the last key tile; ' marks the next work tile):
 //
-//   TMA            Q K0        | K1 V0          | K2 V1          | V2          | Q' K0'         | ...
-//   tensor cores   S0=QK0      | S1=QK1         | S2=QK2         | O+=P2 V2    | S0'=Q'K0'      |
-//                              |    O+=P0 V0    |    O+=P1 V1    |             |                |
-//   softmax               P0   |           P1   |           P2   |             | store O   P0'  |
+//   TMA            Q K0        | K1 V0          | K2 V1          | V2          | Q' K0'  |             | ...
+//   tensor cores   S0=QK0      | S1=QK1         | S2=QK2         | O+=P2 V2    |         | S0'=Q'K0'   |
+//                              |    O+=P0 V0    |    O+=P1 V1    |             |         |             |
+//   softmax               P0   |           P1   |           P2   |             | store O |         P0' |
 //
 // A consumer issues S(j+1) and O += P(j) V(j) together. When S(j+1) is complete it computes P(j+1) while the product
 // with V(j) still runs. With ping-pong scheduling (ping_pong), named barriers order the consumers: one issues its

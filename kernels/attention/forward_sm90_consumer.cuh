@@ -31,41 +31,17 @@ struct ForwardSm90Consumer {
 
   __forceinline__ void run() {
     if (math.rows.consumer == config.consumers - 1) ping_pong_arrive();  // consumer 0 goes first
-    int unstored = -1;       // slot of the work tile info whose O is still in registers
-    bool in_flight = false;  // the last product with V, which still holds its stage
     while (true) {
       wait(kAt.q_full, q_pipe.index, q_pipe.parity);
       const WorkTileInfo info = read_info(work_pipe.index);
-      const bool more = info.first_q != WorkTileInfo::kNoWork;
-      KeyTiles tiles = {0, -1, 0, -1, {}};
-      if constexpr (Math::kPromotes) wait_for_output<0>(in_flight);
-      if (more) {
-        tiles = tiles_of(info);
-        // No key tile may be skipped while a stage of V is held: the skipped tile might need that very stage.
-        if (!Math::kPromotes && tiles.before() > 0) wait_for_output<0>(in_flight);
-        start_scores(tiles);
-      }
-      // The first scores of this work tile run while O of the previous one is completed and stored.
-      if constexpr (!Math::kPromotes) {
-        if (tiles.sees_keys()) {
-          wait_for_output<1>(in_flight);
-        } else {
-          wait_for_output<0>(in_flight);
-        }
-      }
-      if (unstored >= 0) epilogue(read_info(unstored));
-      if (!more) break;
+      if (info.first_q == WorkTileInfo::kNoWork) break;
+      const KeyTiles tiles = tiles_of(info);
+      start_scores(tiles);
       math.reset();
-      if (tiles.sees_keys()) {
-        main_loop(tiles);
-        in_flight = true;
-      }
-      if (tiles.after() > 0) {
-        wait_for_output<0>(in_flight);
-        for (int i = 0; i < tiles.after(); ++i) skip_tile();
-      }
+      if (tiles.sees_keys()) main_loop(tiles);
+      for (int i = 0; i < tiles.after(); ++i) skip_tile();
       math.finish();
-      unstored = work_pipe.index;
+      epilogue(read_info(work_pipe.index));  // again: registers are scarce until here
       work_pipe.advance();
     }
   }
@@ -164,7 +140,7 @@ struct ForwardSm90Consumer {
     }
   }
 
-  // O and the row sums over all key tiles. On return, the last product with V is in flight.
+  // O and the row sums over all key tiles.
   __forceinline__ void main_loop(const KeyTiles& tiles) {
     wgmma_wait_group<0>();
     for (int tile = tiles.last;; tile -= kStep) {
@@ -173,13 +149,15 @@ struct ForwardSm90Consumer {
       release(kAt.k_empty, k_pipe.index);
       k_pipe.advance();
       wgmma_fence_operand(math.scores);  // keeps the exponentials before the wait: the product with V runs meanwhile
+      const bool is_last = tile - kStep < tiles.first;
+      if (!Math::kRoundsQ && is_last) release_q();
       if (tile < tiles.last) {
         wgmma_wait_group<0>();
         finish_output();
         math.rescale_output(grown);
       }
       math.pack_weights();
-      if (tile - kStep < tiles.first) break;
+      if (is_last) break;
       math.load_scales(tile - kStep);
       ping_pong_wait();
       wgmma_fence();
@@ -188,19 +166,12 @@ struct ForwardSm90Consumer {
       ping_pong_arrive();
       wgmma_wait_group<1>();
     }
-    if constexpr (!Math::kRoundsQ) release_q();
     wgmma_fence();
     issue_output();
+    wgmma_wait_group<0>();
+    finish_output();
   }
 
-  // Waits for the last product with V if there is one; `behind` groups were committed after it.
-  template <int behind>
-  __forceinline__ void wait_for_output(bool& in_flight) {
-    if (!in_flight) return;
-    wgmma_wait_group<behind>();
-    finish_output();
-    in_flight = false;
-  }
   // After a wait for the product with V.
   __forceinline__ void finish_output() {
     math.finish_output();

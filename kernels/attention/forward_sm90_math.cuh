@@ -17,7 +17,7 @@ struct ForwardSm90Math {
   static constexpr int kValueTiles = config.dim_v / 8;
   static constexpr int kQkSteps = (config.dim_qk + 15) / 16;
   static constexpr int kPvSteps = config.block_k / 16;
-  static constexpr bool kPromotes = false, kRoundsQ = false;
+  static constexpr bool kRoundsQ = false;
 
   ForwardSm90Rows<config, AttentionForwardSm90Params> rows;
 

@@ -13,6 +13,27 @@
 
 namespace tessera {
 
+__forceinline__ void store_16_if(void* address, const Words4& v, bool wanted) {  // address: a multiple of 16
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n"
+      "}\n" ::"l"(address),
+      "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+__forceinline__ void store_float_if(float* address, float v, bool wanted) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %2, 0;\n"
+      "@p st.global.f32 [%0], %1;\n"
+      "}\n" ::"l"(address),
+      "f"(v), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 template <auto config, class Params>
 struct ForwardSm90Rows {
   using WorkTileInfo = ForwardSm90WorkTileInfo;
@@ -69,36 +90,47 @@ struct ForwardSm90Rows {
     }
   }
 
-  // Divides O, which is in units of `unit`, by the row sums, total(half), and writes it and LSE. The lanes of a quad hold a row in pieces of two columns; they
-  // exchange them so that each lane has 8 columns, 16 bytes, of one of four adjacent tiles, and a quad writes 64 bytes.
+  // Divides O, which is in units of `unit`, by the row sums, total(half), and writes it and LSE. The lanes of a quad hold
+  // a row in pieces of two columns; they exchange them so that each lane has 8 columns, 16 bytes, of one of four adjacent
+  // tiles, and a quad writes 64 bytes. Few warps are resident, so latencies show: stores are predicated instead of
+  // branched around, so that the compiler interleaves the exchanges.
   template <int count, class Total, class LogSumExp>
   __forceinline__ void store(const WorkTileInfo& info, const float (&output)[count], float unit, const Total& total,
                              const LogSumExp& log_sum_exp) const {
     constexpr int kValueTiles = count / 4;
-    Bits16* const out = rows_of(p.o, p.o_strides, p.cu_seqlens_q, info.batch, info.head);
+    const int begin = p.cu_seqlens_q ? p.cu_seqlens_q[info.batch] : 0;
+    const Index first_o = (p.cu_seqlens_q ? begin * p.o_strides.seq : info.batch * p.o_strides.batch) +
+                          info.head * p.o_strides.head + lane % 4 * 8;
+    const Index first_lse =
+        (p.cu_seqlens_q ? begin : info.batch * p.lse_strides.batch) + info.head * p.lse_strides.head;
+    float factor[2];
+    Bits16* out[2];
+    bool exists[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = total(half);
-      const float factor = sum == 0.0f ? 0.0f : unit / sum;
       const int row = info.first_q + first_row() + row_of(half);
       const int query = WorkTileInfo::query_at<config>(p, row);
       const int head = config.pack_gqa ? row - query * static_cast<int>(p.group) : 0;  // relative to info.head
-      if (p.lse && lane % 4 == 0 && query < info.len_q) {
-        p.lse[offset_of(p.lse_strides, p.cu_seqlens_q, info.batch, info.head + head) + query] = log_sum_exp(sum, half);
-      }
+      exists[half] = query < info.len_q;
+      out[half] = static_cast<Bits16*>(p.o) + first_o + head * p.o_strides.head + query * p.o_strides.seq;
+      const float sum = total(half);
+      factor[half] = sum == 0.0f ? 0.0f : unit * fast_reciprocal(sum);
+      store_float_if(p.lse + first_lse + head * p.lse_strides.head + query, log_sum_exp(sum, half),
+                     p.lse != nullptr && lane % 4 == 0 && exists[half]);
+    }
 #pragma unroll
-      for (int n = 0; n < kValueTiles; n += 4) {
+    for (int n = 0; n < kValueTiles; n += 4) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
         Words4 words = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (n + j >= kValueTiles) continue;
           const float* const pair = output + (n + j) * 4 + half * 2;
-          words.word[j] = pack<config.dtype>(pair[0] * factor, pair[1] * factor);
+          words.word[j] = pack<config.dtype>(pair[0] * factor[half], pair[1] * factor[half]);
         }
         transpose_quad(words.word, lane);
-        if (query < info.len_q && n + lane % 4 < kValueTiles) {
-          store_16(out + head * p.o_strides.head + query * p.o_strides.seq + (n + lane % 4) * 8, words);
-        }
+        store_16_if(out[half] + n * 8, words, exists[half] && n + lane % 4 < kValueTiles);
       }
     }
   }

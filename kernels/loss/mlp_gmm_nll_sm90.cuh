@@ -68,13 +68,6 @@ struct LossMlpGmmNllSm90Consumer : MlpNarrowSm90Consumer<mlp_gmm_nll_sm90::mlp_c
   // The sums of 64 rows over both consumers, to shared memory.
   template <int own>
   __forceinline__ void add_others() {
-    named_barrier_sync(Mlp::kExchange, 256);
-#pragma unroll
-    for (int i = 0; i < Mlp::kOut; i += 4) {
-      const float* from = this->out[1 - own] + i;
-      store_shared_floats(this->exchange_address(own, i), from[0], from[1], from[2], from[3]);
-    }
-    named_barrier_sync(Mlp::kExchange, 256);
     const int row = this->warp * 16 + this->lane / 4;
 #pragma unroll
     for (int i = 0; i < Mlp::kOut; i += 4) {
@@ -91,6 +84,7 @@ struct LossMlpGmmNllSm90Consumer : MlpNarrowSm90Consumer<mlp_gmm_nll_sm90::mlp_c
   }
 
   __forceinline__ void finish(int tile) {
+    this->exchange();
     if (this->consumer == 0) {
       add_others<0>();
     } else {

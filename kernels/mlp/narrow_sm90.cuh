@@ -191,14 +191,25 @@ struct MlpNarrowSm90Consumer {
     return shared + kAt.x + giver * (kOut * 512) + i * 512 + (warp * 32 + lane) * 16;
   }
   template <int own>
-  __forceinline__ void exchange_and_store(int tile) {
-    named_barrier_sync(kExchange, 256);
+  __forceinline__ void give() const {
 #pragma unroll
     for (int i = 0; i < kOut; i += 4) {
       const float* from = out[1 - own] + i;
       store_shared_floats(exchange_address(own, i), from[0], from[1], from[2], from[3]);
     }
+  }
+  // Both consumers wait at the same places of the code: compute-sanitizer takes bar.sync in two branches for divergence.
+  __forceinline__ void exchange() const {
     named_barrier_sync(kExchange, 256);
+    if (consumer == 0) {
+      give<0>();
+    } else {
+      give<1>();
+    }
+    named_barrier_sync(kExchange, 256);
+  }
+  template <int own>
+  __forceinline__ void add_and_store(int tile) const {
     const int row = tile * mlp_narrow_sm90::kBlockM + own * 64 + warp * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < kOut; i += 4) {
@@ -238,10 +249,11 @@ struct MlpNarrowSm90Consumer {
         }
         turn ^= 1;
       }
+      exchange();
       if (consumer == 0) {
-        exchange_and_store<0>(tile);
+        add_and_store<0>(tile);
       } else {
-        exchange_and_store<1>(tile);
+        add_and_store<1>(tile);
       }
       x_parity ^= 1;
     }

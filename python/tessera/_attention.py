@@ -196,7 +196,7 @@ def attention(
 
     A row with no visible key gives 0, and log-sum-exp -inf. docs/contract.md has the full contract.
     """
-    if isinstance(precision, tuple):
+    if precision is not None and isinstance(precision, tuple):
         given = {name: value for name, value in locals().items() if name != "precision"}
         return _first_served(precision, lambda each: attention(**given, precision=each))
     if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are cached
@@ -223,7 +223,8 @@ def attention(
     options = _options(*given)
     if precision is not None:
         if precision == "fp8_residual" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-            raise Error("fp8_residual has no gradient; precision='fp8' and 'fp8_rotated' have, or use torch.no_grad()")
+            message = "fp8_residual has no gradient; precision='fp8' and 'fp8_rotated' have, or use torch.no_grad()"
+            raise Error(message, "unsupported")
         if not is_compiling() and _ops.is_transforming():
             raise Error(f"precision is {precision!r}, which torch.func's transforms do not support", "unsupported")
         out, lse = Fp8Attention.apply(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options)
@@ -407,6 +408,7 @@ def explain(
     attention_chunk=0,
     k_scale=None,
     v_scale=None,
+    precision=None,
 ):
     """Which kernel would serve this call, and why the others would not. Nothing is run, and no data is read.
 
@@ -424,6 +426,8 @@ def explain(
     if arch is not None and not isinstance(arch, str):
         raise Error(f"arch is {arch!r}; a name such as 'sm_90a' or 'cpu' is accepted")
     if op == "decode":
+        if precision is not None:
+            raise Error(f"precision is {precision!r}, which tessera.decode does not take")
         k, k_scale = _cache_and_scale("k", k, k_scale)
         v, v_scale = _cache_and_scale("v", v, v_scale)
         interleaved = rotary_interleaved and rotary_cos is not None
@@ -436,7 +440,7 @@ def explain(
         if deterministic is None:
             deterministic = are_deterministic_algorithms_enabled()
         lengths = (max_seqlen_q, max_seqlen_k)
-        options = _options(causal, alignment, window, softcap, scale, deterministic, *lengths, attention_chunk)
+        options = _options(causal, alignment, window, softcap, scale, deterministic, *lengths, attention_chunk, precision)
         rest = (cu_seqlens_q, cu_seqlens_k)
     if arch is None and isinstance(q, torch.Tensor) and q.device.type not in ("cpu", "cuda"):
         raise Error(f"q is on {q.device}, which no kernel serves; give arch to ask for another device")

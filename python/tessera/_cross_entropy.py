@@ -4,11 +4,10 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._gemm import _rows
 from tessera._loss import REDUCTIONS
-from tessera._ops import GRADIENTS, PLAIN, _TAGS, _private
+from tessera._ops import GRADIENTS, PLAIN, _TAGS, _flat, _private, _rows
 from tessera._ops import final, lib, prepared, refuse_forward_mode, refuse_tangents, refuse_vmap, register_autograd
-from tessera._ops import register_fake
+from tessera._ops import register_fake, want_gradients
 
 # Targets are int32; what is outside of 0 to V - 1 is ignored. dhidden and dweight are the gradients of out, or empty.
 lib.define(
@@ -196,7 +195,7 @@ def linear_cross_entropy(hidden, weight, target, *, ignore_index=-100, reduction
         raise Error(f"hidden has shape {list(hidden.shape)} and target {list(target.shape)}; [..., C] and [...] are accepted")
     if target.is_floating_point() or target.dtype == torch.bool:
         raise Error(f"target is {target.dtype}; integers are accepted")
-    rows = hidden if hidden.dim() == 2 else hidden.reshape(-1, hidden.shape[-1])
+    rows = _flat(hidden)
     labels = _labels(target.reshape(-1), weight.shape[0], ignore_index)
     number = REDUCTIONS[reduction]
     if mode == GRADIENTS:
@@ -204,8 +203,8 @@ def linear_cross_entropy(hidden, weight, target, *, ignore_index=-100, reduction
     elif mode == PLAIN:
         out = _run(rows, weight, labels, number, False, False)[0]
     else:
-        trains = torch.is_grad_enabled() and reduction != "none"
+        reduced = reduction != "none"
         out, *_ = _forward_op(
-            rows, weight, labels, number, trains and hidden.requires_grad, trains and weight.requires_grad
+            rows, weight, labels, number, reduced and want_gradients(hidden), reduced and want_gradients(weight)
         )
     return out.reshape(target.shape if reduction == "none" else ())

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from tessera._attention import attention, decode
 from tessera._error import Error
+from tessera._ops import want_gradients
 
 # Longer queries of one known length go to the forward, which reuses each key for a whole tile of queries.
 MOST_DECODE_ROWS = 16
@@ -224,8 +225,7 @@ def paged_varlen(q, k, v, cu_seqlens_q, lengths_k, max_seqlen_q, max_seqlen_k, p
     *masks, deterministic, return_lse = rest
     softmax_scale, causal, window_size, softcap, alibi_slopes = masks
     batch = page_table.shape[0]
-    gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    if not gradients:
+    if not want_gradients(q, k, v):
         queries = PackedQueries(q, cu_seqlens_q, max_seqlen_q)
         out, lse = with_kvcache(
             queries.q, k, v, None, None, cache_seqlens=lengths_k, page_table=page_table, cache_batch_idx=None,

@@ -52,12 +52,6 @@ def dequantize_fp8(x, scale, dtype, cu_seqlens=None, block=_BLOCK):
     return (x.to(torch.float32) * factor.unsqueeze(-1)).to(dtype)
 
 
-def attention_fp8(q, k, v, scales, dtype, alibi, cu_seqlens_q, cu_seqlens_k, options):
-    """(out, lse) of e4m3 q, k and v with scales (q's, k's, v's); dtype: of out."""
-    bits = (t.view(torch.uint8) for t in (q, k, v))
-    return _native.forward_fp8(*bits, alibi, cu_seqlens_q, cu_seqlens_k, options, *scales, dtype)
-
-
 def _rounded(x, cu_seqlens, max_seqlen, flags):
     """What e4m3 and a scale for each head hold of x, in x's type."""
     if x.numel() == 0:

@@ -5,7 +5,7 @@ import torch
 from tessera import _native
 from tessera._error import Error
 from tessera._ops import GRADIENTS, PLAIN, _TAGS, expect_tensors, final, lib, prepared, refuse_forward_mode
-from tessera._ops import refuse_tangents, refuse_vmap, register_autograd, register_fake
+from tessera._ops import _flat, _rows, refuse_tangents, refuse_vmap, register_autograd, register_fake
 
 # Constants of tessera/gemm.h.
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "gelu_tanh": 3, "gelu": 4}
@@ -31,13 +31,6 @@ lib.define(
     "grouped_linear(Tensor x, Tensor weight, Tensor? offsets, Tensor? bias, int activation) -> (Tensor out, Tensor saved)",
     tags=_TAGS,
 )
-
-
-def _rows(tensor):
-    """The tensor with a contiguous last dim, which the kernels need; gradients are often expanded or transposed."""
-    if tensor is None or tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
-        return tensor
-    return tensor.contiguous()
 
 
 def _gemm(a, b, bias, gate, gate_bias, saved, residual, activation, flags, out_fp32, padded=False):
@@ -272,8 +265,7 @@ def linear(x, weight, bias=None, *, activation="none", residual=None):
         got = "None" if weight is None else f"{list(weight.shape)} of {weight.dtype}"
         wanted = f"[N, {x.shape[-1]}] of {x.dtype} is accepted"
         raise Error(f"weight is {got}, but x is {list(x.shape)} of {x.dtype}; {wanted}")
-    rows = x.reshape(-1, x.shape[-1])
-    added = None if residual is None else residual.reshape(-1, residual.shape[-1])
+    rows, added = _flat(x), _flat(residual)
     number = _activation(activation)
     if mode == GRADIENTS:
         out = _Linear.apply(rows, weight, bias, added, number)
@@ -313,7 +305,7 @@ def grouped_linear(x, weight, offsets=None, bias=None, *, activation="none"):
     lead = x.shape[:-2]
     if x.shape[-2] == 1:  # one product with all weights side by side
         flat = None if bias is None else bias.reshape(-1)
-        return linear(x.squeeze(-2), weight.reshape(-1, k), flat, activation=activation).reshape(*lead, groups, n)
+        return linear(x.squeeze(-2), weight.flatten(0, 1), flat, activation=activation).reshape(*lead, groups, n)
     return run(x.reshape(-1, groups, x.shape[-1])).reshape(*lead, groups, n)
 
 

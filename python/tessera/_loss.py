@@ -6,10 +6,11 @@ from tessera import _native
 from tessera._error import Error
 from tessera._gemm import _activation, grouped_mlp
 from tessera._mlp import block_diagonal
-from tessera._norm import _rows
 from tessera._ops import (
     PLAIN,
     _TAGS,
+    _flat,
+    _rows,
     eager_mode,
     expect_tensors,
     final,
@@ -18,6 +19,7 @@ from tessera._ops import (
     refuse_vmap,
     register_autograd,
     register_fake,
+    want_gradients,
 )
 
 # Constants of tessera/loss.h.
@@ -78,11 +80,10 @@ def gmm_nll(params, target, reduction="mean"):
         raise Error(f"reduction is {reduction!r}; {', '.join(REDUCTIONS)} are accepted")
     expect_tensors(params=params)
     expect_tensors(target=target)
-    if params.dim() < 3 or target.shape != params.shape[:-2]:
+    if params.dim() < 2 or target.shape != params.shape[:-2]:
         raise Error(f"params has shape {list(params.shape)} and target {list(target.shape)}; [..., K, 3] and [...] are accepted")
-    with_gradient = params.requires_grad and torch.is_grad_enabled()
     rows = params.reshape(-1, *params.shape[-2:])
-    out, _ = _gmm_nll_op(rows, target.reshape(-1), REDUCTIONS[reduction], with_gradient)
+    out, _ = _gmm_nll_op(rows, target.reshape(-1), REDUCTIONS[reduction], want_gradients(params))
     return out.reshape(target.shape if reduction == "none" else ())
 
 
@@ -107,6 +108,6 @@ def mlp_gmm_nll(x, up, down, target, reduction="mean", *, activation="silu"):
     few = 3 * up.shape[0] <= 64  # else a block-diagonal matrix is mostly zeros
     if not few or mode != PLAIN or eager_mode(target) != PLAIN:
         return gmm_nll(grouped_mlp(x[..., None, :], up, down, activation=activation), target, reduction)
-    tensors = x.reshape(-1, x.shape[-1]), up.flatten(0, 1), block_diagonal(down, 0, True), target.reshape(-1)
+    tensors = _flat(x), up.flatten(0, 1), block_diagonal(down, 0, True), target.reshape(-1)
     out = _native.mlp_gmm_nll(*map(_rows, tensors), _activation(activation), REDUCTIONS[reduction])
     return out.reshape(target.shape if reduction == "none" else ())

@@ -4,9 +4,9 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._gemm import _activation, _check_residual, _rows
+from tessera._gemm import _activation, _check_residual
 from tessera._ops import GRADIENTS, PLAIN, _TAGS, eager_mode, lib, prepared, refuse_forward_mode, refuse_tangents
-from tessera._ops import refuse_vmap, register_autograd, register_fake
+from tessera._ops import _flat, _rows, refuse_vmap, register_autograd, register_fake, want_gradients
 
 lib.define(
     "mlp(Tensor x, Tensor up, Tensor down, Tensor? gate, Tensor? up_bias, Tensor? gate_bias, Tensor? down_bias, "
@@ -219,16 +219,13 @@ def mlp(
     if (gate_bias is not None) != (gate is not None and up_bias is not None):
         raise Error("with a gate, up_bias and gate_bias are given both or neither; without, gate_bias is not accepted")
     _check_residual(x, residual)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    added = residual if residual is None or residual.dim() == 2 else residual.reshape(-1, residual.shape[-1])
-    tensors = (rows, up, down, gate, up_bias, gate_bias, down_bias, added)
+    tensors = (_flat(x), up, down, gate, up_bias, gate_bias, down_bias, _flat(residual))
     if mode == GRADIENTS:
         out = _Mlp.apply(*tensors, _activation(activation), not recompute)
     elif mode == PLAIN:
         (out,) = _forward(*tensors, _activation(activation), False)
     else:
-        trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-        out = _mlp_op(*tensors, _activation(activation), trains and not recompute)[0]
+        out = _mlp_op(*tensors, _activation(activation), want_gradients(*tensors) and not recompute)[0]
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], down.shape[0])
 
 

@@ -6,8 +6,9 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._gemm import _activation, _rows, check_leading_dims
+from tessera._gemm import _activation, check_leading_dims
 from tessera._ops import _TAGS, expect_tensors, lib, refuse_vmap, register_autograd, register_fake, under_autocast
+from tessera._ops import _flat, _rows, want_gradients
 
 SCORINGS = {"softmax": 0, "sigmoid": 1}
 NORMALIZE = 1
@@ -265,13 +266,12 @@ def moe(
     elif not isinstance(top_k, (int, Integral)):
         raise Error(f"top_k is {top_k!r}; an integer is accepted")
     else:
-        logits = logits.reshape(-1, logits.shape[-1])
+        logits = _flat(logits)
     tensors = (x, logits, weights, up, down, gate)
-    trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    rows = x.reshape(-1, x.shape[-1])
+    save = want_gradients(*tensors) and not recompute
     out, loss, *_ = _moe_op(
-        *(rows, logits, up, down, gate, experts, weights, top_k, _activation(activation), SCORINGS[scoring]),
-        *(NORMALIZE if normalize and logits is not None else 0, balance_loss, trains and not recompute),
+        *(_flat(x), logits, up, down, gate, experts, weights, top_k, _activation(activation), SCORINGS[scoring]),
+        *(NORMALIZE if normalize and logits is not None else 0, balance_loss, save),
     )
     out = out.reshape(x.shape)
     return (out, loss.squeeze(0)) if balance_loss else out

@@ -4,7 +4,7 @@ import torch
 
 from tessera import _native
 from tessera._error import Error
-from tessera._ops import _TAGS, expect_tensors, lib, refuse_vmap, register_autograd, register_fake
+from tessera._ops import _TAGS, _flat, _rows, expect_tensors, lib, refuse_vmap, register_autograd, register_fake
 
 # Constants of tessera/norm.h.
 CENTERED, INTERLEAVED, INVERSE = 1, 2, 4
@@ -23,13 +23,6 @@ lib.define(
     "rotary(Tensor x, Tensor cos, Tensor sin, Tensor? positions, bool interleaved, bool inverse) -> Tensor",
     tags=_TAGS,
 )
-
-
-def _rows(tensor):
-    """The tensor with a contiguous last dim, which the kernels need; gradients are often expanded or transposed."""
-    if tensor is None or tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
-        return tensor
-    return tensor.contiguous()
 
 
 def _norm(x, weight, bias, residual, eps, centered):
@@ -149,11 +142,9 @@ def _apply(x, weight, bias, residual, eps, centered):
         raise Error("x has 0 dims; [..., N] is accepted")
     if eps is None:
         raise Error("eps is None; a number is accepted")
-    width = x.shape[-1]
     if residual is not None and residual.shape != x.shape:
         raise Error(f"residual has shape {list(residual.shape)}, but x has {list(x.shape)}")
-    rows = None if residual is None else residual.reshape(-1, width)
-    out, total, _, _ = _norm_op(x.reshape(-1, width), weight, bias, rows, eps, centered)
+    out, total, _, _ = _norm_op(_flat(x), weight, bias, _flat(residual), eps, centered)
     return out.reshape(x.shape) if residual is None else (out.reshape(x.shape), total.reshape(x.shape))
 
 
@@ -185,8 +176,10 @@ def rotary(x, cos=None, sin=None, *, positions=None, interleaved=False, inverse=
         raise Error(f"positions is {positions.dtype}; integers are accepted")
     if cos is None:
         width = x.shape[-1] if rotated is None else rotated
-        if width % 2 or width > x.shape[-1]:
+        if width % 2 or not 0 <= width <= x.shape[-1]:
             raise Error(f"rotated is {width}; an even number up to {x.shape[-1]} is accepted")
+        if not base > 0:
+            raise Error(f"base is {base}; a number above 0 is accepted")
         where = torch.arange(x.shape[1], device=x.device) if positions is None else positions.flatten()
         angles = where.double()[:, None] * base ** (-torch.arange(0, width, 2, device=x.device).double() / width)
         cos, sin = angles.cos().float(), angles.sin().float()

@@ -36,7 +36,6 @@ def _interceptors():
         _private("_C._functorch.peek_interpreter_stack"),
         _private("_C._autograd._profiler_enabled"),
         _private("_C._get_tracing_state"),  # torch.jit.trace records what the dispatcher sees
-        in_dual_level,
     )
     # If any is missing, every call goes through the dispatcher.
     return functions if None not in functions else (lambda: True,)
@@ -72,6 +71,7 @@ def _set_up(dlpack=True):
         "is_autocast_enabled": _private("_C._is_any_autocast_enabled") or _is_any_autocast_enabled,
         "empty_like": torch.empty_like,
         "interceptors": _interceptors(),
+        "forward_ad": forward_ad,
     }
     return _native.setup(Error, members, dlpack)
 
@@ -110,6 +110,28 @@ def under_autocast(*tensors):
     )
 
 
+def _rows(tensor):
+    """The tensor with a contiguous last dim, which the kernels need; gradients are often expanded or transposed."""
+    if tensor is None or tensor.dim() == 0 or tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
+        return tensor
+    return tensor.contiguous()
+
+
+def _flat(tensor):
+    """[..., N] as [rows, N]; reshape(-1, N) does not know the rows if N is 0."""
+    if tensor is None or tensor.dim() == 2:
+        return tensor
+    return tensor[None] if tensor.dim() < 2 else tensor.flatten(0, -2)
+
+
+def want_gradients(*tensors):
+    """Whether a gradient of one of these tensors, some of which may be None, may be asked for. While Dynamo traces a transform
+    of torch.func, tensors do not say so."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(t is not None and t.requires_grad for t in tensors) or (is_dynamo_compiling() and is_transforming())
+
+
 def expect_tensors(**given):
     """Raises unless all of these, of which all but the first may be None, are tensors."""
     needed = True
@@ -141,18 +163,47 @@ def refuse_tangents(tensors):
                 refuse_forward_mode()
 
 
+def _at_level(kernel, functional):
+    """A function that runs an operator's autograd kernel, (keyset, *args), inside a transform of torch.func, and records it at
+    the transform's level with the formula of an autograd.Function."""
+
+    class AtLevel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, keyset, *args):
+            result = kernel(keyset, *args)  # gradients are off: it does not record
+            functional.setup_context(ctx, args, result)
+            return result
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            ctx.needs_input_grad = ctx.needs_input_grad[1:]
+            result = functional.backward(ctx, *gradients)
+            return None, *(result if isinstance(result, tuple) else (result,))
+
+    # Function.apply would hand it to all levels, but this kernel is the dispatcher's for one of them.
+    return super(torch.autograd.Function, AtLevel).apply
+
+
 class _Library(torch.library.Library):
-    """A library whose autograd kernels refuse tangents; torch.library.register_autograd's own ignore them."""
+    """A library whose autograd kernels refuse tangents, which torch.library.register_autograd's own ignore, and work inside
+    transforms of torch.func, where those raise."""
+
+    functional = {}  # by operator: an autograd.Function with its formula
 
     def impl(self, op_name, fn, dispatch_key="", **options):
         if dispatch_key != "Autograd":
             return super().impl(op_name, fn, dispatch_key, **options)
+        allowed = _private("_functorch.autograd_function.enable_single_level_autograd_function")
+        at_level = _at_level(fn, self.functional[op_name.split("::")[-1]])
 
-        def refusing(*args, **kwargs):
+        def kernel(keyset, *args, **kwargs):
             refuse_tangents(args)
-            return fn(*args, **kwargs)
+            if allowed is None or not is_transforming() or not torch.is_grad_enabled():
+                return fn(keyset, *args, **kwargs)
+            with allowed():
+                return at_level(keyset, *args)
 
-        return super().impl(op_name, refusing, dispatch_key, **options)
+        return super().impl(op_name, kernel, dispatch_key, **options)
 
 
 _OPTIONS = (
@@ -283,7 +334,6 @@ def refuse_second_derivative(ctx, *_):
 def register_autograd(name, gradients, setup_context=None):
     """torch.library.register_autograd for an operator. Returns the function to call it with: torch.func's transforms need an
     autograd.Function with setup_context, which torch.library does not make."""
-    torch.library.register_autograd(f"tessera::{name}", gradients, setup_context=setup_context, lib=lib)
     operator = getattr(torch.ops.tessera, name)
 
     class Functional(torch.autograd.Function):
@@ -299,6 +349,9 @@ def register_autograd(name, gradients, setup_context=None):
         backward = staticmethod(gradients)
         jvp = staticmethod(refuse_forward_mode)
         vmap = staticmethod(refuse_vmap)
+
+    lib.functional[name] = Functional
+    torch.library.register_autograd(f"tessera::{name}", gradients, setup_context=setup_context, lib=lib)
 
     def call(*args):
         return Functional.apply(*args) if not is_compiling() and is_transforming() else operator(*args)

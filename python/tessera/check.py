@@ -174,13 +174,29 @@ def dtypes_of(device):
     return [torch.float16] + ([torch.bfloat16] if has_bf16 else [])
 
 
+def device_named(text):
+    """A device of this machine."""
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        device = None
+    if device == torch.device("cuda"):
+        device = torch.device("cuda", 0)
+    here = devices_here()
+    if device not in here:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(map(str, here))}")
+    return device
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m tessera.check", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", action="append", type=torch.device, metavar="DEVICE",
+    parser.add_argument("--device", action="append", type=device_named, metavar="DEVICE",
                         help="cpu, cuda:0, ...; may be repeated; default: all")
     parser.add_argument("--json", metavar="FILE", help="write the findings to this file")
     options = parser.parse_args(arguments)
+    if options.json and not os.access(os.path.dirname(options.json) or ".", os.W_OK):
+        parser.error(f"--json: cannot write {options.json}")
     begin = time.perf_counter()
     print(f"tessera {tessera.__version__}, PyTorch {torch.__version__}, Python {platform.python_version()}, "
           f"{platform.platform()}")

@@ -12,13 +12,15 @@ Padded and packed batches run as packed sequences: only real tokens are computed
 relative position biases, custom dense masks, experts with biases) raises tessera.Error; there is no fallback.
 """
 
+import sys
+
 import torch
 from torch.compiler import is_compiling
 
 from tessera._attention import attention, decode, explain
 from tessera._error import Error
 from tessera._moe import moe
-from tessera._ops import under_autocast
+from tessera._ops import under_autocast, want_gradients
 
 NAME = "tessera"
 _registered = {NAME}  # names under which forward is registered
@@ -116,21 +118,33 @@ def _decode_mask(batch, used, padded, device):
     """The mask of a pass that decode serves, if padding is on the left alone; else None.
 
     used: the keys in use, an int, or a tensor for a static cache. padded: bool [B, used], false for padding; or None.
-    Every token of a model costs these operations on the host, so they are few, and one waits for the device.
+    Every token of a model costs these operations on the host, so they are few: what is known on the device alone is copied
+    at once and looked at here.
     """
-    if isinstance(used, torch.Tensor):
-        lengths = used.int().expand(batch)
-    else:
-        lengths = torch.full((batch,), used, dtype=torch.int32, device=device)
     if padded is None:
+        if isinstance(used, torch.Tensor):
+            lengths = used.int().expand(batch)
+        else:
+            lengths = torch.full((batch,), used, dtype=torch.int32, device=device)
         return torch.stack((lengths, torch.zeros_like(lengths)))[None, :, None]
     if is_compiling():  # where the padding is, is not known while tracing
         return None
     width = padded.shape[1]
-    on_the_left = (padded[:, 1:] >= padded[:, :-1]).all() & (used == width)
-    if not bool(on_the_left):
+    known = padded.reshape(-1).view(torch.uint8)
+    if isinstance(used, torch.Tensor):
+        known = torch.cat((used.reshape(1).long().view(torch.uint8), known))
+    known = known.cpu().numpy().tobytes()
+    if isinstance(used, torch.Tensor):
+        used, known = int.from_bytes(known[:8], sys.byteorder), known[8:]
+    if used != width:
         return None
-    return torch.stack((lengths, width - padded.sum(1, dtype=torch.int32)))[None, :, None]
+    leftpad = []
+    for first in range(0, batch * width, width):
+        row = known[first : first + width]
+        leftpad.append(len(row) - len(row.lstrip(b"\0")))
+        if row.find(b"\0", leftpad[-1]) >= 0:
+            return None
+    return torch.tensor(([used] * batch, leftpad), dtype=torch.int32, device=device)[None, :, None]
 
 
 def _is_supported(mask_function, config):
@@ -304,7 +318,7 @@ def forward(
         if attention_mask is not None:
             _assert_unpacked((attention_mask == 0).all())
         few = q.shape[1] <= _MOST_DECODE_ROWS
-        if few and not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
+        if few and not want_gradients(q, k, v):
             out = _decode(q, k, v, masks)
         else:
             out = attention(q, k, v, **masks)

@@ -2,6 +2,6 @@
 
 from .attention import ATTENTION, BACKWARD, FORWARD, PEERS, SM90_BACKWARD, SM90_DETERMINISTIC, WIDE_BACKWARD
 from .mutation import Mutation
-from .products import NARROW, PRODUCTS
+from .products import MLP_NLL, NARROW, PRODUCTS
 
 MUTATIONS = ATTENTION + PRODUCTS

@@ -19,6 +19,7 @@ SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_sp
 SM90_DETERMINISTIC = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic")
 SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
 WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_cluster")
+WIDE_DETERMINISTIC = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_deterministic_cluster")
 WIDE_CASES = ("full", "bwd/bf16/b1_sq513_sk640")
 # For sm_80, so that no cluster does without partial results. 100 keys are one tile, thousands are shared among CTAs.
 DECODE = ("sm_80", "attention_decode_bf16_d64x64")
@@ -35,8 +36,8 @@ MANY_TILES = ("full", "dec/bf16/b2_sq1_sk33800")
 MANY_PAGES = ("full", "dec/bf16/b16_sq1_sk1200")
 SHARED_KEYS = ("full", "dec/bf16/b2_sq1_sk4096_h8:1_d128")
 FP8 = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128")
-FP8_ROUNDS = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128_192x64_rounds_q_promotes")
-FP8_PROMOTES = ("sm_90a", "attention_forward_fp8_sm90_bf16_d64x64_192x96_promotes")
+FP8_ROUNDS = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q_promotes")
+FP8_PROMOTES = ("sm_90a", "attention_forward_fp8_sm90_bf16_d64x64_192x128_promotes")
 FP8_TRANSPOSE = ("sm_90a", "value_transpose")
 FP8_QUANTIZE = ("sm_90a", "quantize_fp8_bf16_d128x128_transposes")
 FP8_PORTABLE = ("sm_89", "attention_forward_fp8_bf16_d128x128")
@@ -101,14 +102,20 @@ ATTENTION = (
              (("rest[half] = kOffset - largest[half];", "rest[half] = 0;"),),
              FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "logits_1e10")),
     Mutation("fp8_forward_never_promotes", "attention/forward_fp8_sm90_math.cuh",
-             (("      if (promotes) promote();\n", ""),),
+             (("      if (!promotes) return;\n", "      return;\n"),),
              FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
     Mutation("fp8_forward_forgets_promoted_sums", "attention/forward_fp8_sm90_math.cuh",
-             (("    if constexpr (config.promoted_tiles > 0) add_sums();\n", ""),),
+             (("      finish_output();\n      add_sums();\n", "      finish_output();\n"),),
              FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
     Mutation("fp8_forward_does_not_rescale_promoted_sums", "attention/forward_fp8_sm90_math.cuh",
-             (("set_sums_factor(factor[0] * rescale[0], factor[1] * rescale[1]);", "set_sums_factor(factor[0], factor[1]);"),),
+             (("factor[0] * rescale[0], factor[1] * rescale[1]", "factor[0], factor[1]"),),
              FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("full", "sk2000_h2:1_d64/steps")),
+    Mutation("fp8_forward_lets_promoted_sums_overflow", "attention/forward_fp8_sm90_math.cuh",
+             (("kLargestExponent = 5;", "kLargestExponent = 12;"),),
+             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
+    Mutation("fp8_forward_loses_what_large_references_leave", "attention/forward_fp8_sm90_math.cuh",
+             (("if (grown && !softmax.settled) store_shared_floats", "if (false) store_shared_floats"),),
+             FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "logits_1e10")),
     Mutation("fp8_portable_forward_lets_the_tensor_cores_sum", "attention/forward_fp8.cuh",
              (("if constexpr (config.dim_v > 128) {", "if constexpr (config.dim_v > 0) {"),),
              FP8_PORTABLE, "attention_forward_fp8", "sm_89", verify=("quick", "mean_values"),
@@ -133,7 +140,7 @@ ATTENTION = (
     Mutation("quantiser_leaves_the_tile_counter", "attention/quantize_fp8.cuh",
              (("  if (p.tile_counter && cta == 0 && threadIdx.x == 0) *p.tile_counter = 0;\n", ""),),
              ("sm_90a", "quantize_fp8_bf16"), "attention_forward_fp8_sm90", "native",
-             verify=("full", "fwd/bf16/b1_sq200_sk400_h150_d256")),
+             verify=("full", "fwd/bf16/b1_sq130_sk400_h133_d256")),
     Mutation("quantiser_takes_keys_in_order", "attention/quantize_fp8.cuh",
              (("static constexpr int row_of(int i) { return i / 2 * 8 + i % 2; }",
                "static constexpr int row_of(int i) { return i % 2 * 8 + i / 2; }"),
@@ -225,6 +232,9 @@ ATTENTION = (
     Mutation("sm90_forward_does_not_rescale", "attention/forward_sm90_math.cuh",
              (("output[i] *= rescale[i / 2 % 2];", ";"),),
              SM90, "attention_forward_sm90", "native", verify=("hostile", "fwd/fp16/b1_sq130")),
+    Mutation("sm90_forward_divides_by_the_sum_of_no_keys", "attention/forward_sm90_rows.cuh",
+             (("sum == 0.0f ? 0.0f : unit * fast_reciprocal(sum)", "unit * fast_reciprocal(sum)"),),
+             SM90, "attention_forward_sm90", "native", verify=("quick", "fwd/fp16/b2_sq47_sk33")),
     Mutation("sm90_forward_drops_a_fence", "ptx/wgmma.cuh",
              (('asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', ""),),
              SM90, "attention_forward_sm90", "native", verify=QUICK_FORWARD, repeat=5,
@@ -248,6 +258,10 @@ ATTENTION = (
                "    int end = step;"),),
              SM90_DETERMINISTIC, "attention_backward_sm90", "native",
              verify=("full", "bwd/bf16/b2_sq113_sk257_h8:2_d80/det"), repeat=50, race=True),
+    Mutation("sm90_backward_parts_of_a_group_add_out_of_turn", "attention/backward_turns.cuh",
+             (("while (load_acquire(turns) != before) {", "while (load_acquire(turns) == before + 1000) {"),),
+             ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_deterministic_split"), "attention_backward_sm90",
+             "native", verify=("full", "bwd/bf16/b1_sq500_sk700_h7:1_d64/causal_br+det"), repeat=50, race=True),
     Mutation("sm90_backward_s_last_key_tile_forgets_the_others", "attention/backward_sm90_dq.cuh",
              (("        load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);\n", ""),),
              SM90_DETERMINISTIC, "attention_backward_sm90", "native",
@@ -286,8 +300,12 @@ ATTENTION = (
              WIDE_BACKWARD, "attention_backward_wide_sm90", "native", verify=WIDE_CASES),
     Mutation("wide_backward_adds_out_of_turn", "attention/backward_turns.cuh",
              (("while (load_acquire(turns + tile) != before) {", "while (load_acquire(turns + tile) == before + 1000) {"),),
-             WIDE_BACKWARD, "attention_backward_wide_sm90", "native",
+             WIDE_DETERMINISTIC, "attention_backward_wide_sm90", "native",
              verify=("full", "bwd/bf16/b1_sq513_sk640_h2:1_d256/det"), repeat=50, race=True),
+    Mutation("wide_backward_s_last_key_tile_forgets_the_others", "attention/backward_wide_sm90_dq.cuh",
+             (("        each([](const float* from, float(&four)[4]) { load_coherent(four, from); });\n", ""),),
+             WIDE_DETERMINISTIC, "attention_backward_wide_sm90", "native",
+             verify=("full", "bwd/bf16/b1_sq513_sk640_h2:1_d256/det")),
     Mutation("wide_backward_does_not_wait_for_queries", "attention/backward_wide_sm90_consumer.cuh",
              (("    this->template wait_full<config.q_stages>(kAt.q_full, step);\n    wgmma_fence();\n",
                "    wgmma_fence();\n"),),

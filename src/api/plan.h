@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "api/error.h"
+#include "base/arguments.h"
 #include "base/format.h"
 #include "base/tensor.h"
 #include "cuda/memory.h"
@@ -93,6 +95,66 @@ inline Status write_text(const std::string& full, char* text, std::size_t capaci
   }
   if (needed != nullptr) *needed = full.size() + 1;
   return {};
+}
+
+// The bodies of a family's C functions. check: its checks, Result<Checked>(op, args, look).
+
+template <class Family, auto check>
+tessera_status plan_create_body(auto op, const auto* args, tessera_plan** plan) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return invalid("plan is null");
+    const auto checked = check(op, args, Look::kEverything);
+    return checked.ok() ? create_plan<Family>(*checked, plan) : checked.status();
+  });
+}
+
+template <class Family, auto check, class Op>
+tessera_status plan_run_body(const tessera_plan* plan, const auto* args, void* workspace, std::size_t bytes,
+                             void* stream) {
+  return guarded([&]() -> Status {
+    if (plan == nullptr) return invalid("plan is null");
+    const auto* own = plan_of<Family>(*plan);
+    if (own == nullptr) return invalid(format("plan is of {}, not of {}", plan->plan->family, Family::kName));
+    auto checked = check(static_cast<Op>(own->recipe.problem.op), args, Look::kEverything);
+    return checked.ok() ? run_plan<Family>(*own, *checked, workspace, bytes, stream) : checked.status();
+  });
+}
+
+template <class Family, auto check>
+tessera_status run_body(auto op, const auto* args, void* workspace, std::size_t bytes, void* stream) {
+  return guarded([&]() -> Status {
+    const auto checked = check(op, args, Look::kEverything);
+    return checked.ok() ? run_once<Family>(*checked, workspace, bytes, stream) : checked.status();
+  });
+}
+
+template <class Family, auto check>
+tessera_status workspace_body(auto op, const auto* args, std::size_t* bytes) {
+  return guarded([&]() -> Status {
+    if (bytes == nullptr) return invalid("bytes is null");
+    const auto checked = check(op, args, Look::kEverything);
+    if (!checked.ok()) return checked.status();
+    const auto plan = engine::choose<Family>(checked->device, checked->args.problem, engine::Explained::kNo);
+    if (!plan.ok()) return plan.status();
+    *bytes = (*plan)->workspace;
+    return {};
+  });
+}
+
+template <class Family, auto check>
+tessera_status explain_body(auto op, const auto* args, const char* arch, tessera_explain_format form, char* text,
+                            std::size_t capacity, std::size_t* needed) {
+  return guarded([&]() -> Status {
+    if (form != TESSERA_EXPLAIN_TEXT && form != TESSERA_EXPLAIN_JSON) {
+      return invalid(format("format is {}; TESSERA_EXPLAIN_TEXT and _JSON are known", static_cast<int>(form)));
+    }
+    const auto checked = check(op, args, Look::kShapes);
+    if (!checked.ok()) return checked.status();
+    const auto explanation = explanation_of<Family>(*checked, arch);
+    if (!explanation.ok()) return explanation.status();
+    const bool json = form == TESSERA_EXPLAIN_JSON;
+    return write_text(json ? json_text_of(*explanation) : text_of(*explanation), text, capacity, needed);
+  });
 }
 
 }  // namespace tessera::api

@@ -29,8 +29,9 @@ struct BackwardSm90Tile {
   int accumulators;
   bool ping_pong;
   bool prefetches_rows;
-  bool keeps_k;
+  int kept_k_steps;
   bool keeps_v;
+  int kept_ds_steps;
   int dq_columns;
   int dq_registers;
 };
@@ -50,7 +51,10 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v, int consume
   tile.block_q = 64;
   tile.ds_stages = 2;
   tile.dq_columns = dim_qk <= 88 ? dim_qk : 64;
-  tile.dq_registers = (tile.dq_columns / 2 + kBesideSums + 7) / 8 * 8;
+  // dS is read twice if dQ is computed in halves: of a part that stays in registers (4 for 16 keys), once. Without a mask, 1 to
+  // 4 % on an H200.
+  tile.kept_ds_steps = tile.dq_columns < dim_qk ? 3 : 0;
+  tile.dq_registers = (tile.dq_columns / 2 + 4 * tile.kept_ds_steps + kBesideSums + 7) / 8 * 8;
   int left = consumer_registers(tile.dq_registers, tile.consumers, tile.ctas_per_sm) - kBeside - (dim_qk + dim_v) / 2;
   const int of_k = (dim_qk + 15) / 16 * 4;
   const int of_v = (dim_v + 15) / 16 * 4;
@@ -61,11 +65,12 @@ constexpr BackwardSm90Tile backward_sm90_tile(int dim_qk, int dim_v, int consume
   // With two accumulators, the next step's Q is needed while the stages of this step and the previous one are held. With
   // one, a third stage cost up to 4 % on an H200; with few keys it gains 6 %.
   tile.stages = tile.accumulators == 2 || consumers == 1 ? 3 : 2;
-  tile.keeps_k = tile.accumulators == 2 && left >= of_k;
-  tile.keeps_v = tile.keeps_k && left >= of_k + of_v;
+  const bool keeps_k = tile.accumulators == 2 && left >= of_k;
+  tile.kept_k_steps = tile.accumulators == 2 ? std::min(left, of_k) / 4 : 0;
+  tile.keeps_v = keeps_k && left >= of_k + of_v;
   // Measured at 64 (both K and V kept), 80 (K) and 96 (neither).
   tile.prefetches_rows = tile.keeps_v;
-  tile.ping_pong = consumers == 2 && tile.accumulators == 2 && tile.keeps_k == tile.keeps_v;
+  tile.ping_pong = consumers == 2 && tile.accumulators == 2 && keeps_k == tile.keeps_v;
   return tile;
 }
 }  // namespace
@@ -91,8 +96,9 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
            .keeps_p = tile.accumulators == 1 && !score_mod && (dim_qk + dim_v <= 240 || (masked && !ordered)),
            .ping_pong = tile.ping_pong,
            .prefetches_rows = tile.prefetches_rows,
-           .keeps_k = tile.keeps_k,
+           .kept_k_steps = tile.kept_k_steps,
            .keeps_v = tile.keeps_v,
+           .kept_ds_steps = tile.kept_ds_steps,
            .dq_columns = tile.dq_columns,
            .dq_registers = tile.dq_registers,
            .masked = masked,
@@ -122,6 +128,8 @@ std::int64_t columns_per_batch(const AttentionProblem& p, const AttentionBackwar
 int sums_block_k(const AttentionBackwardSm90Config& config) { return config.splits_group ? block_k_of(config) : 0; }
 // Of those of dQ.
 int sums_block_q(const AttentionBackwardSm90Config& config) { return config.writes_dq ? 0 : config.block_q; }
+// Counters of a query tile.
+int turns_of(const AttentionBackwardSm90Config& config) { return config.deterministic ? 1 : 0; }
 // If key tiles take turns, the last one writes dQ.
 bool converts_dq(const AttentionBackwardSm90Config& config) { return !config.writes_dq && !config.deterministic; }
 }  // namespace
@@ -143,7 +151,7 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
                                             const AttentionBackwardSm90Config& config) {
   return hopper_backward_workspace(problem, "attention_backward_sm90", sums_block_q(config), block_k_of(config),
-                                   config.splits_group, config.deterministic);
+                                   config.splits_group, turns_of(config));
 }
 
 namespace {
@@ -168,8 +176,8 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   if (!work.ok()) return work.status();
   const auto boxes = backward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
-  const BackwardBuffers buffers = backward_buffers(args.problem, sums_block_q(config), sums_block_k(config),
-                                                   config.deterministic, launch.workspace);
+  const BackwardBuffers buffers =
+      backward_buffers(args.problem, sums_block_q(config), sums_block_k(config), turns_of(config), launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
   fill_buffers(params, args, buffers);
@@ -193,8 +201,12 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
                               launch.stream);
 }
 
-// By how much steps take longer if the heads in flight are twice what fits the L2 cache.
-constexpr double kMissing = 0.4;
+GroupSplit split_of(const AttentionProblem& p, const Device& device, const Config& config) {
+  if (!config.splits_group) return {};
+  // By how much steps take longer if the heads in flight are twice what fits the L2 cache.
+  constexpr double kMissing = 0.4;
+  return split_group(p, device, config.block_q, block_k_of(config), kMissing, config.deterministic);
+}
 
 std::vector<Config> configs_for(const AttentionProblem& p) {
   auto configs = backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
@@ -205,8 +217,7 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
                                             is_masked(p), true, p.seq_k, has_score_mod(p))
                           .front());
   }
-  // Sums of dK and dV have no fixed order.
-  if (!configs.empty() && p.heads_q > p.heads_kv && !p.deterministic) {
+  if (!configs.empty() && p.heads_q > p.heads_kv && (!p.deterministic || configs.front().deterministic)) {
     configs.push_back(configs.front());
     configs.back().splits_group = true;
   }
@@ -233,8 +244,7 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     if (!workspace.ok()) continue;
     if (static_cast<std::size_t>(backward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
     const double rows = static_cast<double>(ceil_div(p.seq_q, config.block_q) * config.block_q);
-    const GroupSplit split =
-        config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing) : GroupSplit{};
+    const GroupSplit split = split_of(p, device, config);
     offers.push_back(
         {engine::main_config(config), *workspace,
          predicted_backward_time(p, device, rows, kRate) * split.relative_time *
@@ -259,8 +269,7 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
       recipe.steps.push_back({"convert", instance_of(convert_config(config.dtype, 8))});
     }
     recipe.workspace = *workspace;
-    const int part_heads =
-        config.splits_group ? split_group(p, device, config.block_q, block_k_of(config), kMissing).part_heads : 0;
+    const int part_heads = split_of(p, device, config).part_heads;
     recipe.enqueue = [config, part_heads](const AttentionArgs& args, const engine::Launch& launch) {
       return enqueue(config, part_heads, args, launch);
     };
@@ -286,7 +295,8 @@ std::vector<AttentionProblem> representatives(const Device& device) {
       add(128, 64, masked, deterministic);
       add(64, 128, masked, deterministic);
     }
-    for (const int dim : {64, 80, 96, 128}) add(dim, dim, masked, false, 2);
+    for (const int dim : {64, 80, 96, 128}) add(dim, dim, masked, masked, 2);
+    for (const int dim : {64, 80, 96, 128}) add(dim, dim, masked, !masked, 2);
     for (const bool deterministic : {false, true}) {
       for (const int dim : {64, 80, 128}) add(dim, dim, masked, deterministic, 1, true);
     }

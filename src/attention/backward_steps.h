@@ -20,24 +20,25 @@ struct BackwardBuffers {
   RowView delta;     // [B, Hq, Sq]
   RowView lse_log2;  // likewise
   DqSums sums;
-  DqSums dk_sums;   // of the same layout, only if CTAs share dK and dV
-  DqSums dv_sums;   // likewise
-  unsigned* turns;  // [rows of the sums / block_q], only if they are added to in a fixed order
-  void* zeroed;     // the sums; in a fixed order, the turns: the first key tile stores its sums
+  DqSums dk_sums;      // of the same layout, only if CTAs share dK and dV
+  DqSums dv_sums;      // likewise
+  unsigned* turns;     // [rows of the sums / block_q * turns], only if they are added to in a fixed order
+  unsigned* dk_turns;  // [rows of dK's sums / 16], likewise
+  unsigned* dv_turns;
+  void* zeroed;  // the sums; in a fixed order, those of dK and dV and the turns: dQ's first key tile stores its sums
   std::int64_t zeroed_bytes;
 };
 
 // block_q, block_k: of the main kernel, for the sums of dQ and of dK and dV; 0: there are none. Saturated if sizes
-// overflow. ordered: dQ's sums are added to in a fixed order.
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k = 0, bool ordered = false);
-BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, int block_k, bool ordered,
-                                 void* workspace);
+// overflow. turns: counters of a query tile if dQ's sums are added to in a fixed order, else 0.
+std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k = 0, int turns = 0);
+BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, int block_k, int turns, void* workspace);
 
 // Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, in a fixed order, the turns;
 // TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid has.
 // For the Hopper backwards; kernel: its name, for messages.
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
-                                              int block_k, bool splits_group, bool ordered);
+                                              int block_k, bool splits_group, int turns);
 
 // What both Hopper backwards refuse; what is left depends on head dims and the workspace.
 std::optional<std::string> hopper_backward_refuses(const AttentionProblem& problem, const engine::Device& device);
@@ -91,20 +92,24 @@ void fill_buffers(Params& params, const AttentionArgs& args, const BackwardBuffe
   params.dq_turns = buffers.turns;
   params.dk_sums = buffers.dk_sums;
   params.dv_sums = buffers.dv_sums;
+  params.dk_turns = buffers.dk_turns;
+  params.dv_turns = buffers.dv_turns;
 }
 
 // Of these key tiles or fewer, a head's are all at work at the same time if they take turns at dQ.
 constexpr unsigned kFewKeyTiles = 8;
 // For key tiles that take turns: as many columns together as one wave of CTAs holds, so that the sums are still in the L2
 // cache when their turns come. 512 keys gained 3 to 8 % on an H200. With more key tiles, one column after the other if query
-// heads share keys, of which a CTA has all: 4096 and 8192 keys gained 6 and 2 %.
+// heads share keys: 4096 and 8192 keys gained 6 and 2 % with whole groups, 0 to 4 % with divided ones. cluster: CTAs of a key
+// tile.
 template <class Params>
-void keep_turns_close(Params& params, int multiprocessors) {
+void keep_turns_close(Params& params, int multiprocessors, int cluster = 1) {
   if (params.k_tiles > kFewKeyTiles) {
     if (params.group > 1) params.together = divisor(1);
     return;
   }
-  const std::int64_t wave = std::max<std::int64_t>(1, multiprocessors / static_cast<std::int64_t>(params.k_tiles));
+  const std::int64_t wave =
+      std::max<std::int64_t>(1, multiprocessors / (cluster * static_cast<std::int64_t>(params.k_tiles)));
   const std::int64_t rounds = ceil_div(params.columns, wave);
   params.together = divisor(std::min(params.together.by, static_cast<unsigned>(ceil_div(params.columns, rounds))));
 }
@@ -122,8 +127,10 @@ double predicted_backward_time(const AttentionProblem& problem, const engine::De
 
 // Time of a main kernel whose key tiles take turns at dQ, relative to one that adds in any order. Turns spare the zeroing
 // and the conversion of the sums but make key tiles wait for one another, which costs more than it spares if key tiles are
-// many or CTAs are few, or if query heads share keys, since dK and dV are not divided then. block_k: keys of a tile.
-double relative_time_of_turns(const AttentionProblem& problem, const engine::Device& device, int block_k);
+// many or CTAs are few, or if query heads share keys, since dK and dV are not divided then. block_k: keys of a CTA.
+// cluster: CTAs of a key tile.
+double relative_time_of_turns(const AttentionProblem& problem, const engine::Device& device, int block_k,
+                              int cluster = 1);
 
 // How the query heads of a key head are divided among CTAs: the best of the divisions into two parts or more.
 struct GroupSplit {
@@ -132,8 +139,8 @@ struct GroupSplit {
 };
 std::string split_text(const GroupSplit& split);  // for an offer: empty without a division
 // block_q, block_k: of the main kernel, one of whose CTAs fits an SM. missing: how much longer its steps take if the heads
-// in flight are twice what fits the L2 cache.
+// in flight are twice what fits the L2 cache. in_turns: at dQ's sums.
 GroupSplit split_group(const AttentionProblem& problem, const engine::Device& device, int block_q, int block_k,
-                       double missing);
+                       double missing, bool in_turns);
 
 }  // namespace tessera::attention

@@ -64,8 +64,8 @@ constexpr BackwardWideSm90Tile backward_wide_sm90_tile(int dim_qk, int dim_v, bo
 
 AttentionBackwardWideSm90Config backward_wide_sm90_config(DType dtype, int dim_qk, int dim_v, bool masked,
                                                           bool deterministic, std::int64_t seq_k, bool score_mod) {
-  // Pairs would have to take turns together. With dQ of up to 128 columns there is little to gain.
-  const bool pairs = !deterministic && !score_mod && dim_qk > 128 && seq_k > kBackwardWideTile;
+  // With dQ of up to 128 columns there is little to gain, and with modified scores there are no registers.
+  const bool pairs = !score_mod && dim_qk > 128 && seq_k > kBackwardWideTile;
   const BackwardWideSm90Tile tile = backward_wide_sm90_tile(dim_qk, dim_v, pairs);
   return {.dtype = dtype,
           .dim_qk = dim_qk,
@@ -95,16 +95,22 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
     configs.push_back(backward_wide_sm90_config(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
                                                 is_masked(p), true, p.seq_k, has_score_mod(p)));
   }
-  // Sums of dK and dV have no fixed order.
-  if (p.heads_q > p.heads_kv && !p.deterministic) {
+  if (p.heads_q > p.heads_kv) {
     configs.push_back(configs.front());
     configs.back().splits_group = true;
   }
   return configs;
 }
 
+// Counters of a query tile.
+int turns_of(const Config& config) { return config.deterministic ? config.cluster : 0; }
 // Of the sums of dK and dV.
 int sums_block_k(const Config& config) { return config.splits_group ? kBackwardWideTile : 0; }
+
+GroupSplit split_of(const AttentionProblem& p, const Device& device, const Config& config) {
+  if (!config.splits_group) return {};
+  return split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0, config.deterministic);
+}
 
 cuda::Work<AttentionBackwardWideSm90Params> work_of(const AttentionArgs& args, const Config& config, int part_heads) {
   const std::int64_t heads = config.splits_group ? part_heads : args.problem.heads_q / args.problem.heads_kv;
@@ -120,7 +126,7 @@ Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& 
     return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: more rows than one grid can cover");
   }
   return hopper_backward_workspace(problem, "attention_backward_wide_sm90", kBackwardWideTile, kBackwardWideTile,
-                                   config.splits_group, config.deterministic);
+                                   config.splits_group, turns_of(config));
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
@@ -150,9 +156,9 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   const AttentionProblem& p = args.problem;
   cuda::Work<AttentionBackwardWideSm90Params> work = work_of(args, config, part_heads);
   const BackwardBuffers buffers =
-      backward_buffers(p, kBackwardWideTile, sums_block_k(config), config.deterministic, launch.workspace);
+      backward_buffers(p, kBackwardWideTile, sums_block_k(config), turns_of(config), launch.workspace);
   AttentionBackwardWideSm90Params& params = work.params;
-  if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
+  if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors, config.cluster);
   fill_buffers(params, args, buffers);
   {
     // The driver makes tensor maps only if a context is current.
@@ -165,9 +171,11 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   }
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
   if (Status s = cuda::launch(*launch.kernels[1], work, launch.stream); !s.ok()) return s;
-  if (config.deterministic) return {};  // the last key tile of a query tile wrote dQ
-  Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, kBackwardWideTile, launch.stream);
-  if (!s.ok() || !config.splits_group) return s;
+  if (!config.deterministic) {  // else the last key tile of a query tile wrote dQ
+    Status s = enqueue_convert(*launch.kernels[2], args, buffers.sums, kBackwardWideTile, launch.stream);
+    if (!s.ok()) return s;
+  }
+  if (!config.splits_group) return {};
   return enqueue_convert_keys(*launch.kernels[2], args, buffers.dk_sums, buffers.dv_sums, kBackwardWideTile,
                               launch.stream);
 }
@@ -190,14 +198,14 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     if (!workspace.ok()) continue;
     if (static_cast<std::size_t>(backward_wide_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
     const double rows = static_cast<double>(ceil_div(p.seq_q, kBackwardWideTile) * kBackwardWideTile);
-    const GroupSplit split =
-        config.splits_group ? split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0) : GroupSplit{};
-    offers.push_back(
-        {engine::main_config(config), *workspace,
-         predicted_backward_time(p, device, rows, kRate) * split.relative_time *
-             (config.deterministic && !p.deterministic ? relative_time_of_turns(p, device, kBackwardWideTile) : 1),
-         format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
-                config.deterministic ? "a fixed" : "any", split_text(split))});
+    const GroupSplit split = split_of(p, device, config);
+    offers.push_back({engine::main_config(config), *workspace,
+                      predicted_backward_time(p, device, rows, kRate) * split.relative_time *
+                          (config.deterministic && !p.deterministic
+                               ? relative_time_of_turns(p, device, kBackwardWideTile, config.cluster)
+                               : 1),
+                      format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
+                             config.deterministic ? "a fixed" : "any", split_text(split))});
   }
   return offers;
 }
@@ -209,10 +217,11 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
     Recipe recipe;
     recipe.problem = p;
     recipe.steps = {{"preprocess", instance_of(preprocess_config(config.dtype, 8))}, {"main", main_kernel(config)}};
-    if (!config.deterministic) recipe.steps.push_back({"convert", instance_of(convert_config(config.dtype, 8))});
+    if (!config.deterministic || config.splits_group) {
+      recipe.steps.push_back({"convert", instance_of(convert_config(config.dtype, 8))});
+    }
     recipe.workspace = *workspace;
-    const int part_heads =
-        config.splits_group ? split_group(p, device, kBackwardWideTile, kBackwardWideTile, 0).part_heads : 0;
+    const int part_heads = split_of(p, device, config).part_heads;
     recipe.enqueue = [config, part_heads](const AttentionArgs& args, const engine::Launch& launch) {
       return enqueue(config, part_heads, args, launch);
     };
@@ -244,7 +253,9 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   }
   add(64, 256, true);
   add(256, 64, true);
-  for (const int dim : {192, 256}) add(dim, dim, true, false, 2);
+  for (const bool deterministic : {false, true}) {
+    for (const int dim : {192, 256}) add(dim, dim, true, deterministic, 2);
+  }
   for (const bool masked : {false, true}) {
     for (const int dim : {192, 256}) {
       add(dim, dim, masked, !masked, 1, true);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "attention/check_data.h"
@@ -76,9 +77,11 @@ class Checker {
       if (given == nullptr && (slot.needed_by & on(op_)) != 0) {
         return invalid(format("{} is null; {} needs it", slot.name, name_of(problem_.op)));
       }
-      if (given != nullptr && (slot.used_by & on(op_)) == 0) {
+      if (given == nullptr) continue;
+      if ((slot.used_by & on(op_)) == 0) {
         return invalid(format("{} is given, but {} does not take it", slot.name, name_of(problem_.op)));
       }
+      given_[num_given_++] = &slot;
     }
     if (op_ != TESSERA_ATTENTION_DECODE && (in_.cu_seqlens_q == nullptr) != (in_.cu_seqlens_k == nullptr)) {
       return invalid(format("{} is null, but {} is given; packed sequences need both",
@@ -124,9 +127,8 @@ class Checker {
   Status check_device() {
     out_.device = in_.q->device;
     TESSERA_CHECK(tessera::check_device("q", out_.device));
-    for (const Slot& slot : kSlots) {
-      const tessera_tensor* given = in_.*slot.given;
-      if (given != nullptr) TESSERA_CHECK(check_same_device(slot.name, given->device, "q", out_.device));
+    for (const Slot* slot : std::span(given_).first(num_given_)) {
+      TESSERA_CHECK(check_same_device(slot->name, (in_.*slot->given)->device, "q", out_.device));
     }
     return {};
   }
@@ -134,9 +136,9 @@ class Checker {
   Status read_tensors() {
     const int activation_rank = problem_.varlen ? 3 : 4;
     const int row_rank = problem_.varlen ? 2 : 3;
-    for (const Slot& slot : kSlots) {
+    for (const Slot* each : std::span(given_).first(num_given_)) {
+      const Slot& slot = *each;
       const tessera_tensor* given = in_.*slot.given;
-      if (given == nullptr) continue;
       const bool appended_to = in_.k_new != nullptr && (slot.checked == &Checker::k_ || slot.checked == &Checker::v_);
       const bool written = (slot.written_by & on(op_)) != 0 || appended_to;
       const Access access = written ? Access::kWrite : Access::kRead;
@@ -527,6 +529,8 @@ class Checker {
   const Look look_;
   CheckedAttention& out_;
   AttentionProblem& problem_;
+  std::array<const Slot*, kSlots.size()> given_;
+  std::size_t num_given_ = 0;
   std::optional<CheckedTensor> q_, k_, v_, out_tensor_, lse_, dout_, dlse_, dq_, dk_, dv_, alibi_, cu_q_, cu_k_,
       cache_seqlens_, page_table_, k_new_, v_new_, rotary_cos_, rotary_sin_, rotary_seqlens_, cache_batch_idx_,
       leftpad_k_, status_, q_scale_, k_scale_, v_scale_;

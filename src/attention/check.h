@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/problem.h"
+#include "base/arguments.h"
 #include "base/status.h"
 #include "tessera/attention.h"
 
@@ -10,11 +11,6 @@ namespace tessera::attention {
 struct CheckedAttention {
   AttentionArgs args;
   tessera_device device{TESSERA_CPU, 0};
-};
-
-enum class Look : std::uint8_t {
-  kEverything,  // pointers too, and on the CPU what lengths and page tables hold
-  kShapes,      // only descriptions are read: for explain, whose tensors may have no data
 };
 
 // The caller's tensors as a Problem and views, or a message that names the argument, its value and what is accepted.

@@ -78,9 +78,10 @@ Status check_cache(const AttentionArgs& a) {
 }
 
 bool rows_allow_vectors(const AttentionArgs& a) {
-  // Strides that do not matter are 0 by now, and tensors that are not given have neither address nor strides.
+  // Strides that do not matter are 0 by now.
   constexpr std::int64_t kAny = 2, kBytes = 16;
   for (const TensorView* view : {&a.q, &a.k, &a.v, &a.o, &a.d_o, &a.dq, &a.dk, &a.dv, &a.k_new, &a.v_new}) {
+    if (view->data == nullptr) continue;
     const bool cache = view == &a.k || view == &a.v;
     const bool e4m3 = a.problem.fp8 ? view != &a.o : a.problem.fp8_cache && cache;
     const std::int64_t element = e4m3 ? 1 : sizeof(std::uint16_t);

@@ -171,7 +171,15 @@ std::optional<Config> cluster_config(const AttentionProblem& p, const Device& de
       first_that_fits(config, device, {{4, keys, stages, 1}, {4, keys, 2, 1}, {4, std::max(16, keys / 2), 2, 1}}), p,
       device);
   if (config.cluster == 1 || columns == 0 || !fits(config, device)) return std::nullopt;
-  return config;
+  // A producer warp requests boxes sooner than all warps their rows, which counts if a CTA's tiles are few: as many as there
+  // are stages, or one more. Longer rows are two boxes, each with half of their lines, which memory likes less.
+  const bool few_tiles = tiles_of(p, config) <= std::int64_t{config.cluster} * (config.stages + 1);
+  const bool one_box = config.dim_qk <= 64 && config.dim_v <= 64;
+  Config boxes = config;
+  if (few_tiles && one_box && config.box_rows == 0 && config.row_warps == 1 && !p.fp8_cache) {
+    boxes.box_rows = box_rows_of(p, device, config.block_k);
+  }
+  return fits(boxes, device) ? boxes : config;
 }
 
 // One CTA for each row block of each key head, if that is one for each SM: more warps share its keys.

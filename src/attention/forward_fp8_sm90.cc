@@ -26,31 +26,21 @@ struct Tile {
   int block_k;
   int stages;
   int q_stages;
-  int promoted_tiles;
 };
 
-// Sums that are to be in fp32 are promoted after so many keys, or sooner.
+// Sums that are not to be truncated are promoted after so many keys, or sooner.
 constexpr int kMostPromotedKeys = 512;
 
 // Scores (block_k / 2 registers a thread), probabilities (an eighth) and the output (dim_v / 2) live at once, in 240
 // registers with two consumers and in 160 with three. A tile has whole blocks of K's scales, and V's have whole tiles.
 constexpr Tile tile_of(int dim_qk, int dim_v, bool score_mod, bool k_blocks, std::int64_t v_block) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (v_block == 64) return {2, 64, dim <= 128 ? 4 : 2, 1, 0};
-  if (dim > 192) return {2, k_blocks || v_block > 0 ? 64 : 96, 2, 1, 0};
-  if (score_mod || k_blocks || v_block > 0) return {2, dim <= 128 ? 128 : 64, dim <= 128 ? 3 : 2, 1, 0};
-  if (dim <= 96) return {3, 128, 3, 2, 0};
-  if (dim_v <= 128 && dim_qk <= 160) return {3, 96, 3, 2, 0};
-  return {2, 96, 2, 1, 0};
-}
-
-// The same with room for sums in shared memory, and registers to add to them. rounds: q, with a mask.
-constexpr Tile promoting_tile_of(int dim_qk, int dim_v, bool score_mod, bool blocks, bool rounds) {
-  const int dim = dim_qk > dim_v ? dim_qk : dim_v;
-  if (dim > 128 || score_mod || blocks) return {2, 64, dim <= 128 ? 3 : 2, 1, 8};
-  if (dim <= 64) return {3, 96, 5, 1, 4};
-  if (dim > 96 && rounds) return {2, 160, 2, 1, 3};
-  return {3, 64, 3, 1, 8};
+  if (v_block == 64) return {2, 64, dim <= 128 ? 4 : 2, 1};
+  if (dim > 192) return {2, score_mod || k_blocks || v_block > 0 ? 64 : 96, 2, 1};
+  if (score_mod || k_blocks || v_block > 0) return {2, dim <= 128 ? 128 : 64, dim <= 128 ? 3 : 2, 1};
+  if (dim <= 96) return {3, 128, 3, 2};
+  if (dim_v <= 128 && dim_qk <= 160) return {3, 96, 3, 2};
+  return {2, 96, 2, 1};
 }
 
 // The forward rounds q itself, and k and v come with scales of its key tiles, so that no CTA of the quantiser waits for
@@ -71,15 +61,17 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
   const bool masked = is_masked(p), score_mod = has_score_mod(p), k_blocks = p.k_scale_block > 0;
   // Of a causal work tile, consumers have different numbers of key tiles. Without barriers between them, and with stages to
   // run ahead in, one stores its rows while another computes.
-  const bool run_ahead = rounds && masked && !score_mod && std::max(qk, v) <= 128 && std::max(qk, v) % 64 == 0;
-  constexpr int kStagesAhead = 5;
+  const bool promotes = needs_fp32_sums(p);
+  const int dim = std::max(qk, v);
+  const bool run_ahead = rounds && masked && !score_mod && dim <= 128 && (promotes || dim % 64 == 0);
+  const int stages_ahead = promotes && dim > 64 ? 4 : 5;
   const auto add = [&](const Tile& tile, bool dynamic_scheduler) {
     configs.push_back({.dtype = p.dtype,
                        .dim_qk = qk,
                        .dim_v = v,
                        .consumers = tile.consumers,
                        .block_k = tile.block_k,
-                       .stages = run_ahead && tile.promoted_tiles == 0 ? kStagesAhead : tile.stages,
+                       .stages = run_ahead ? stages_ahead : tile.stages,
                        .q_stages = rounds ? 1 : tile.q_stages,  // released as soon as Q is rounded
                        .ping_pong = !run_ahead,
                        .dynamic_scheduler = dynamic_scheduler,
@@ -89,11 +81,10 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
                        .v_blocks = p.v_scale_block > 0,
                        .tile_scales = rounds,
                        .rounds_q = rounds,
-                       .promoted_tiles = tile.promoted_tiles});
+                       .promoted_tiles = promotes ? kMostPromotedKeys / tile.block_k : 0});
   };
-  const Tile tile = needs_fp32_sums(p)
-                        ? promoting_tile_of(qk, v, score_mod, k_blocks || p.v_scale_block > 0, rounds && masked)
-                        : tile_of(qk, v, score_mod, k_blocks, p.v_scale_block);
+  Tile tile = tile_of(qk, v, score_mod, k_blocks, p.v_scale_block);
+  if (run_ahead && promotes && dim > 80 && dim <= 96) tile.block_k = 96;  // 128 keys would spill a register
   add(tile, false);
   if (masked) add(tile, true);
   return configs;
@@ -323,16 +314,21 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   add(192, 128, {false, false}, 0, 0);
   add(128, 128, {true, true}, 0, 0);
   add(256, 256, {true, true}, 0, 0);
-  add(128, 128, {true, false}, 128, 128);
-  add(64, 64, {true, false}, 64, 64);
+  add(128, 128, {true, false}, 128, 0);
+  for (const int dim : {64, 128}) {  // sums of blocks of V are not promoted
+    add(dim, dim, {true, false}, dim, dim);
+    list.back().seq_q = list.back().seq_k = kTruncatedKeys;
+  }
   for (const int dim : {80, 128, 256}) {
     list.push_back(representative(device, AttentionOp::kForward, dim, dim));
     list.back().rounds_to_fp8 = true;
     list.push_back(list.back());
     (dim == 128 ? list.back().residuals : list.back().rotates) = true;
   }
-  list.push_back(with_variant(representative(device, AttentionOp::kForward, 128, 128), {true, false}));
-  list.back().rounds_to_fp8 = true;
+  for (const int dim : {96, 128}) {
+    list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), {true, false}));
+    list.back().rounds_to_fp8 = true;
+  }
   for (const int dim : {64, 128}) {  // short sequences
     add(dim, dim, {dim == 64, false}, 0, 0);
     list.back().seq_q = list.back().seq_k = kTruncatedKeys;

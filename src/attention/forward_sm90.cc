@@ -146,17 +146,26 @@ Result<ForwardSm90Boxes> forward_sm90_boxes(const AttentionArgs& args, const Att
 
 namespace {
 
-// If a mask makes long and short tiles, those that are worked on together should be several times as many as SMs: the
+// If a mask makes long and short tiles, those that are worked on together should be several times as many as CTAs: the
 // longest tiles of the last columns start late otherwise, and the other CTAs wait for them. For that, K and V may exceed
 // the L2 cache by half. Timed above head dim 128, where K and V of few heads fit the cache; 512 keys lose 12 % by it.
+//
+// Without a mask they should be as few as occupy the CTAs. Each column is first read from memory when its first tile
+// starts, so that those that fit the cache, 32 MB, would all arrive in the first of their rounds, which at 512 keys takes
+// 8 us, and nothing but Q in the next ones.
 unsigned forward_columns_together(const AttentionProblem& p, std::int64_t columns, std::int64_t bytes,
-                                  std::int64_t group, std::int64_t q_tiles, int multiprocessors) {
-  constexpr std::int64_t kTilesPerSm = 3;
+                                  std::int64_t group, std::int64_t q_tiles, std::int64_t ctas) {
+  constexpr std::int64_t kTilesPerCta = 3;
   constexpr std::int64_t kLongKeys = 2048;
   constexpr std::int64_t kMostBytes = std::int64_t{72} << 20;
   const unsigned by_cache = columns_together(columns, bytes, group);
-  if (!is_masked(p) || std::max(p.dim_qk, p.dim_v) <= 128 || p.seq_k < kLongKeys) return by_cache;
-  const std::int64_t wanted = ceil_div(kTilesPerSm * multiprocessors, std::max<std::int64_t>(q_tiles, 1));
+  const std::int64_t tiles = std::max<std::int64_t>(q_tiles, 1);
+  if (!is_masked(p)) {
+    const std::int64_t few = ceil_div(ceil_div(ctas, tiles), group) * group;
+    return p.seq_k > kLongKeys ? by_cache : static_cast<unsigned>(std::min<std::int64_t>(by_cache, few));
+  }
+  if (std::max(p.dim_qk, p.dim_v) <= 128 || p.seq_k < kLongKeys) return by_cache;
+  const std::int64_t wanted = ceil_div(kTilesPerCta * ctas, tiles);
   const std::int64_t most = std::max<std::int64_t>(1, kMostBytes / std::max<std::int64_t>(bytes, 1)) * group;
   const std::int64_t least = std::min(wanted, most);
   if (least <= by_cache) return by_cache;
@@ -187,7 +196,8 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
   fill_outputs(params, args);
   params.q_tiles = static_cast<unsigned>(q_tiles);
   params.columns = static_cast<unsigned>(columns);
-  params.together = divisor(forward_columns_together(p, columns, head_bytes, group, q_tiles, multiprocessors));
+  const std::int64_t ctas = std::int64_t{multiprocessors} * config.ctas_per_sm;
+  params.together = divisor(forward_columns_together(p, columns, head_bytes, group, q_tiles, ctas));
   params.by_heads = divisor(static_cast<unsigned>(heads));
   params.by_group = divisor(params.group);
   if (config.cache) params.cache = kv_cache_of(args);
@@ -195,9 +205,7 @@ Result<cuda::Work<AttentionForwardSm90Params>> forward_sm90_work(const Attention
     params.k_pitch = static_cast<int>(cache_pitch(p, args.k));
     params.v_pitch = static_cast<int>(cache_pitch(p, args.v));
   }
-  const auto blocks =
-      static_cast<unsigned>(std::min<std::int64_t>(tiles, std::int64_t{multiprocessors} * config.ctas_per_sm));
-  work->grid = {blocks, 1, 1};
+  work->grid = {static_cast<unsigned>(std::min(tiles, ctas)), 1, 1};
   return work;
 }
 
@@ -288,7 +296,9 @@ ComputedScores scores_of(const AttentionProblem& p, const Config& config) {
 double predicted_time(const AttentionProblem& p, const Config& config, const Device& device,
                       const ComputedScores& computed) {
   constexpr double kMerge = 0.3;  // of the results of consumers that share rows
-  const double each_tile = 2.0 + (config.intra_cta_split ? kMerge : 0.0);  // us, without its scores
+  // With one key tile there is little else than the start and the end of a work tile, which many CTAs overlap.
+  const double overlap = p.seq_k <= config.block_k && config.ctas_per_sm > 2 ? 0.6 : 1.0;
+  const double each_tile = 2.0 * overlap + (config.intra_cta_split ? kMerge : 0.0);  // us, without its scores
   // Scores per microsecond of the whole GPU, at head dim 64.
   const int best_step = forward_sm90_tile(config.dim_qk, config.dim_v, config.score_mod).block_k;
   const double alone = config.block_k < best_step ? 2.1e6 : 2.2e6;

@@ -54,6 +54,11 @@ std::optional<std::string> fp8_hopper_refuses(const AttentionProblem& p, const D
   if ((p.k_scale_block > 0 || p.v_scale_block > 0) && std::max(p.dim_qk, p.dim_v) > kLargestDimOfBlocks) {
     return "scales of blocks of keys are for head dims up to 128";
   }
+  // Promoted sums are of fp16. In units of a smaller scale of V, those of keys with larger ones may exceed its range.
+  if (p.v_scale_block > 0 && needs_fp32_sums(p)) {
+    return format("scales of blocks of v are for sums of at most {} keys; TESSERA_FP8_FAST allows more",
+                  kTruncatedKeys);
+  }
   return std::nullopt;
 }
 

@@ -34,12 +34,14 @@ inline bool has_score_mod(const AttentionProblem& p) { return p.softcap > 0 || p
 // Elements of a load or store: 16 bytes if the rows' alignment allows it.
 inline int vector_of(const AttentionProblem& p) { return p.vectors ? 8 : 1; }
 
-// True if every row starts at a multiple of `vector` elements. The stride of a dim of one element does not matter.
+// True if every row starts at a multiple of `vector` elements. The stride of a dim of one element does not matter. Both
+// sizes are powers of two: every call asks this, and a division takes tens of cycles.
 inline bool allows_vectors(const TensorView& view, std::int64_t batch, std::int64_t seq, std::int64_t heads,
                            std::int64_t element_bytes, std::int64_t vector) {
-  const auto fits = [vector](std::int64_t extent, std::int64_t stride) { return extent <= 1 || stride % vector == 0; };
-  return reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(element_bytes * vector) == 0 &&
-         fits(batch, view.batch_stride) && fits(seq, view.seq_stride) && fits(heads, view.head_stride);
+  const std::int64_t strides =
+      (batch > 1 ? view.batch_stride : 0) | (seq > 1 ? view.seq_stride : 0) | (heads > 1 ? view.head_stride : 0);
+  return (strides & (vector - 1)) == 0 &&
+         (reinterpret_cast<std::uintptr_t>(view.data) & static_cast<std::uintptr_t>(element_bytes * vector - 1)) == 0;
 }
 
 // Of `columns` (heads of all sequences), how many are worked on together so that what they read repeatedly, `bytes`

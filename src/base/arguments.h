@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -17,6 +18,12 @@
   } while (false)
 
 namespace tessera {
+
+// What a check of arguments looks at.
+enum class Look : std::uint8_t {
+  kEverything,  // pointers too, and on the CPU what lengths and tables hold
+  kShapes,      // only descriptions are read: for explain, whose tensors may have no data
+};
 
 // Reads the caller's struct, of whatever size it says, into `known`, which holds the defaults. A smaller struct_size
 // leaves the defaults of the fields that the caller's header did not have; a larger one is accepted if all bytes that

@@ -46,14 +46,19 @@ bool accepts(Element element, tessera_dtype dtype) {
 bool has_distinct_addresses(const CheckedTensor& tensor) {
   std::array<std::pair<std::int64_t, std::int64_t>, CheckedTensor::kMaxRank> dims{};  // stride, size
   for (int d = 0; d < tensor.rank; ++d) dims[d] = {tensor.strides[d], tensor.shape[d]};
+  const auto step_over = [&](auto first, auto last) {
+    std::int64_t reach = 0;  // the largest offset within the inner dims
+    for (; first != last; ++first) {
+      const auto [stride, size] = *first;
+      if (size <= 1) continue;
+      if (stride <= reach) return false;
+      reach += stride * (size - 1);
+    }
+    return true;
+  };
+  if (step_over(dims.rbegin(), dims.rend())) return true;  // most tensors are in order
   std::sort(dims.begin(), dims.end());
-  std::int64_t reach = 0;  // the largest offset within the inner dims
-  for (const auto& [stride, size] : dims) {
-    if (size <= 1) continue;
-    if (stride <= reach) return false;
-    reach += stride * (size - 1);
-  }
-  return true;
+  return step_over(dims.begin(), dims.end());
 }
 
 }  // namespace
@@ -166,7 +171,7 @@ Status check_tensor(const tessera_tensor& tensor, const TensorRule& rule, bool l
   if (look_at_data && !empty) {
     if (tensor.data == nullptr) return invalid(format("{}.data is null", rule.name));
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
-    if (address % static_cast<std::uintptr_t>(element_bytes) != 0) {
+    if ((address & static_cast<std::uintptr_t>(element_bytes - 1)) != 0) {  // 1, 2 or 4 bytes
       return invalid(format("{} starts at address {:#x}, which is not a multiple of its element's {} bytes", rule.name,
                             address, element_bytes));
     }

@@ -28,9 +28,10 @@ std::string text_of(const Explanation& e) {
   if (e.options.empty()) text += "no kernel of this version serves it\n";
   const char* verdict = "chosen ";
   for (const Explanation::Option& option : e.options) {
-    text += format("{} {}: {}; {} {:.3g} us, workspace {}\n        {}\n", verdict, option.kernel, option.why,
-                   option.tuned ? "measured" : "predicted", option.microseconds, bytes_text(option.workspace),
-                   text_of(option.config));
+    const double time = option.microseconds;
+    const std::string us = time < 1000 ? format("{:.3g}", time) : format("{:.0f}", time);
+    text += format("{} {}: {}; {} {} us, workspace {}\n        {}\n", verdict, option.kernel, option.why,
+                   option.tuned ? "measured" : "predicted", us, bytes_text(option.workspace), text_of(option.config));
     verdict = "offered";
   }
   for (const Refusal& r : e.refusals) text += format("refused {}: {}\n", r.kernel, r.reason);

@@ -1,6 +1,7 @@
 // Checks the contract, for every backend, before anything runs.
 #pragma once
 
+#include "base/arguments.h"
 #include "base/status.h"
 #include "gemm/problem.h"
 #include "tessera/gemm.h"
@@ -10,11 +11,6 @@ namespace tessera::gemm {
 struct CheckedGemm {
   GemmArgs args;
   tessera_device device{TESSERA_CPU, 0};
-};
-
-enum class Look : std::uint8_t {
-  kEverything,  // pointers too
-  kShapes,      // only descriptions are read: for explain, whose tensors may have no data
 };
 
 // The caller's tensors as a Problem and views, or a message that names the argument, its value and what is accepted.

@@ -266,21 +266,14 @@ GemmArgs rows_from(const GemmArgs& args, std::int64_t first, std::int64_t rows) 
 }
 
 // Where out begins in each partial result, in the order of their terms (kernels/gemm/dense_sm90_work.cuh).
-std::vector<Index> partial_results(const GemmArgs& args, const Choice& choice) {
+std::vector<Index> first_elements(const GemmArgs& args, const Choice& choice) {
   const GemmProblem& p = args.problem;
-  const std::int64_t elements = partial_elements(p, choice.access);
+  const std::int64_t elements = partial_elements(p, choice.access), columns = partial_columns(p, choice.access);
   std::vector<Index> first;
-  if (choice.main.strided != kStridedK) {
-    for (int i = 0; i < choice.splits; ++i) first.push_back(i * elements);
-    return first;
-  }
-  const std::int64_t of_group = k_steps(p, choice.access), all = all_steps(p, choice.access);
-  const std::int64_t of_part = ceil_div(all, choice.splits);
-  for (std::int64_t at = 0; at < all;) {
-    const std::int64_t group = at / of_group, part = at / of_part;
-    first.push_back((group + part) * elements + shift_of(args.a, group) * partial_columns(p, choice.access) +
-                    shift_of(args.b, group));
-    at = std::min((group + 1) * of_group, (part + 1) * of_part);
+  for (const auto& [group, part] : partial_results(p, choice)) {
+    const bool strided = choice.main.strided == kStridedK;
+    const int row = strided ? shift_of(args.a, group) : 0, column = strided ? shift_of(args.b, group) : 0;
+    first.push_back((group + part) * elements + row * columns + column);
   }
   return first;
 }
@@ -347,7 +340,7 @@ Status enqueue(const Choice& choice, const GemmArgs& whole, const engine::Launch
   }
   if (!choice.main.split) return {};
   const auto reduce = reduce_work(whole, static_cast<const float*>(partial), partial_columns(p, choice.access),
-                                  partial_results(args, choice), choice.swapped);
+                                  first_elements(args, choice), choice.swapped);
   if (!reduce.ok()) return reduce.status();
   return cuda::launch(*launch.kernels[kernel], *reduce, launch.stream);
 }

@@ -171,13 +171,21 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool strides) {
     if (widest > 128) add(128, widest, true);
     add(128, 128, true);
   }
-  // Gradients of weights have few tiles, and 132 of them may be found one way only.
+  // Gradients of weights have few tiles, and 132 of them may be found one way only. Smaller tiles have fewer partial results.
   if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped) {
     add(256, 128, false);
+    add(128, 128, false);
   }
   // If they are two tiles wide, pairs of columns divide into more parts than pairs of rows.
   if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped && !p.gated && n > 256 && n <= 512) {
     tiles.push_back({128, even_width(n, 256, 64), false, 2, true});
+  }
+  // If an eighth of the multiprocessors has a tile each, a part of K is a group of strided terms, and has one partial result
+  // instead of two. 256 x 192 sums leave registers for partial results, not for an epilogue.
+  if (access.strided == kStridedK && n > 128) {
+    const int width = even_width(n, 192, 16);
+    if (rows_of(p) > 256) tiles.push_back({256, width, false, 2});
+    tiles.push_back({256, width, false, 1});
   }
   add(64, 256, true);
   add(64, 128, true);
@@ -207,12 +215,11 @@ int splits_of(const GemmProblem& p, const Device& device, const Access& access, 
 
 // At most, of one part.
 std::int64_t partials_of_part(const GemmProblem& p, const Choice& choice) {
-  if (choice.main.strided != kStridedK) return 1;
-  const std::int64_t of_group = k_steps(p, choice.access), all = all_steps(p, choice.access);
-  const std::int64_t of_part = ceil_div(all, choice.splits);
-  std::int64_t most = 1;
-  for (std::int64_t begin = 0; begin < all; begin += of_part) {
-    most = std::max(most, ceil_div(std::min(begin + of_part, all), of_group) - begin / of_group);
+  std::int64_t most = 0, same = 0, last = -1;
+  for (const Partial& partial : partial_results(p, choice)) {
+    same = partial.part == last ? same + 1 : 1;
+    last = partial.part;
+    most = std::max(most, same);
   }
   return most;
 }
@@ -310,6 +317,17 @@ int partials_of(const Choice& choice) {
   return choice.splits + (choice.main.strided == kStridedK ? gemm_sm90::kRowGroups - 1 : 0);
 }
 
+std::vector<Partial> partial_results(const GemmProblem& p, const Choice& choice) {
+  const std::int64_t of_group = k_steps(p, choice.access), all = all_steps(p, choice.access);
+  const std::int64_t of_part = ceil_div(all, choice.splits);
+  std::vector<Partial> partials;
+  for (std::int64_t at = 0; at < all;) {
+    partials.push_back({at / of_group, at / of_part});
+    at = std::min((partials.back().group + 1) * of_group, (partials.back().part + 1) * of_part);
+  }
+  return partials;
+}
+
 std::int64_t partial_columns(const GemmProblem& p, const Access& access) {
   const bool shifted = access.strided == kStridedK && !p.b_aligned;
   return ceil_div(p.n + (shifted ? gemm_sm90::kRowGroups : 0), 4) * 4;
@@ -347,14 +365,19 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const std::int64_t in_all =
       p.grouping == kRaggedSums ? ceil_div(terms, gemm_sm90::kBlockK) : all_steps(p, choice.access);
   const double steps = static_cast<double>(ceil_div(in_all, choice.splits));
-  // One operand of 64 rows and one of 256 do not keep up with wgmma: B is read once for each 64 rows.
-  const double slow = c.block_m == 64 ? (c.a_transposed ? 1.6 : 1.25) : c.block_m == 256 ? 1.12 : 1.05;
-  const double products = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds * slow;
-  // Rows that start anywhere lie across lines of L2: what A's cost is seen where they are loaded for few columns at a time.
-  const bool unaligned_a = c.strided == kStridedM && !p.a_aligned;
-  const double a_rows = c.block_m * (unaligned_a ? 1.4 : 1.0);
-  const double loaded =
-      c.shares_a ? a_rows / c.cluster + c.block_n : a_rows + static_cast<double>(c.block_n) / c.cluster;
+  // One operand of 64 rows and one of 256 do not keep up with wgmma: B is read once for each 64 rows. Narrow tiles of 256 rows
+  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read.
+  const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
+  const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
+  const double slow = c.block_m == 64    ? (c.a_transposed ? 1.6 : 1.25)
+                      : c.block_m == 256 ? std::max(1.05, shared / multiplied)
+                                         : 1.05;
+  const double products = multiplied * slow;
+  // Rows that start anywhere lie across lines of L2, which is seen where they are loaded for few others at a time.
+  const bool unaligned_a = c.strided != kStridedNone && !p.a_aligned;
+  const bool unaligned_b = c.strided == kStridedK && !p.b_aligned;
+  const double a_rows = c.block_m * (unaligned_a ? 1.4 : 1.0), b_rows = c.block_n * (unaligned_b ? 1.4 : 1.0);
+  const double loaded = c.shares_a ? a_rows / c.cluster + b_rows : a_rows + b_rows / c.cluster;
   const double loads = loaded * gemm_sm90::kBlockK * 2 / kL2Bytes;
   const double lines = c.strided == kStridedK ? 1.15 : unaligned_a ? 1.1 : 1.0;
   const double main_loop = steps * std::max(products, loads) * lines + 200;
@@ -384,7 +407,7 @@ double predicted_time(const GemmProblem& p, const Device& device, const Choice& 
     rest.main = choice.rest;
     time += launch_time(with_rows(p, choice.rest_rows), device, rest);
   }
-  if (choice.main.split) time += reduce_time(p, partials_of(choice));
+  if (choice.main.split) time += reduce_time(p, static_cast<int>(partial_results(p, choice).size()));
   const auto a_layers = static_cast<double>(layers_of_a(p));
   if (choice.access.pad_a) time += a_layers * pad_time(p.a_transposed ? p.k : p.m, p.a_transposed ? p.m : p.k);
   if (choice.access.pad_b) {

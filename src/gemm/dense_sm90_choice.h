@@ -53,6 +53,11 @@ std::int64_t column_tiles(const GemmProblem& p, const Access& access, const Tile
 std::int64_t row_tiles(const GemmProblem& p, const Access& access, const Tile& tile);
 // Partial results: one for each part of K; where groups of terms are strided, one more for each of them but the first.
 int partials_of(const Choice& choice);
+struct Partial {
+  std::int64_t group, part;  // of terms, of K
+};
+// Those that are written, in the order of their terms.
+std::vector<Partial> partial_results(const GemmProblem& p, const Choice& choice);
 // Rows of fp32 partial results begin at multiples of 16 bytes. Their pairs of columns may be shifted.
 std::int64_t partial_columns(const GemmProblem& p, const Access& access);
 std::int64_t partial_elements(const GemmProblem& p, const Access& access);

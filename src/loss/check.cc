@@ -16,6 +16,7 @@ namespace {
 
 Status check_options(const tessera_loss& in, LossProblem& p) {
   if (in.flags != 0) return invalid(format("flags is {:#x}; 0 is accepted", in.flags));
+  if (in.reserved != 0) return invalid(format("reserved is {}; 0 is accepted", in.reserved));
   switch (in.reduction) {
     case TESSERA_REDUCTION_NONE:
     case TESSERA_REDUCTION_MEAN:
@@ -144,8 +145,7 @@ Status check_mlp_gmm_nll(const tessera_loss& in, Look look, CheckedLoss& out) {
   mlp.down = in.down;
   mlp.out = &result;
   mlp.activation = in.activation;
-  const auto checked =
-      mlp::check(TESSERA_MLP_FORWARD, &mlp, look == Look::kEverything ? mlp::Look::kEverything : mlp::Look::kShapes);
+  const auto checked = mlp::check(TESSERA_MLP_FORWARD, &mlp, look);
   if (!checked.ok()) return checked.status();
   out.device = checked->device;
   out.args.mlp = checked->args;

@@ -312,6 +312,19 @@ TEST(Abi, public_structs_have_no_padding) {
                                            10 * sizeof(void*) + sizeof(std::int64_t) + 3 * sizeof(void*));
   EXPECT_EQ(sizeof(tessera_quantize_fp8),
             sizeof(std::size_t) + 4 * sizeof(void*) + sizeof(std::int64_t) + 2 * sizeof(std::uint32_t));
+  EXPECT_EQ(sizeof(tessera_gemm), sizeof(std::size_t) + 10 * sizeof(void*) + 2 * sizeof(std::uint32_t));
+  EXPECT_EQ(sizeof(tessera_norm), sizeof(std::size_t) + 16 * sizeof(void*) + 2 * sizeof(std::uint32_t));
+  EXPECT_EQ(sizeof(tessera_loss), sizeof(std::size_t) + 12 * sizeof(void*) + 4 * sizeof(std::uint32_t));
+  EXPECT_EQ(sizeof(tessera_mlp), sizeof(std::size_t) + 19 * sizeof(void*) + 2 * sizeof(std::uint32_t));
+  EXPECT_EQ(sizeof(tessera_moe), sizeof(std::size_t) + 22 * sizeof(void*) + 4 * sizeof(std::uint32_t));
+}
+
+TEST(Explain, an_unknown_format_is_refused) {
+  const Call call = forward_call();
+  const auto format = static_cast<tessera_explain_format>(7);
+  EXPECT_EQ(tessera_attention_explain(call.op, &call.args, nullptr, format, nullptr, 0, nullptr),
+            TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error(), "format is 7; TESSERA_EXPLAIN_TEXT and _JSON are known");
 }
 
 TEST(Explain, json_holds_what_the_text_says) {
@@ -439,6 +452,42 @@ TEST(Cpp, forward_matches_the_c_call_and_bad_input_throws_with_the_message) {
     EXPECT_EQ(error.status(), TESSERA_INVALID_ARGUMENT);
     EXPECT_NE(std::string(error.what()).find("k is null"), std::string::npos);
   }
+}
+
+TEST(Cpp, e4m3_with_the_quantisers_scales_is_close_to_what_was_rounded) {
+  constexpr std::int64_t kRows = 6, kDim = 16;
+  constexpr std::int32_t kOffsets[] = {0, 4, kRows};
+  std::vector<float> x(kRows * kDim), scale(2), values(x.size()), out(x.size());
+  for (std::size_t n = 0; n < x.size(); ++n) x[n] = std::sin(static_cast<float>(n));
+  std::vector<std::uint8_t> rounded(x.size());
+  const Tensor offsets{kOffsets, kInt32, {3}}, scales{scale.data(), kFloat32, {2, 1, 1}};
+  const Tensor given{x.data(), kFloat32, {kRows, 1, kDim}}, e4m3{rounded.data(), kFloat8E4m3, {kRows, 1, kDim}};
+  attention_quantize_fp8({.x = given, .out = e4m3, .scale = scales, .cu_seqlens = offsets, .max_seqlen = 4});
+  // With V of ones, the result is ones.
+  std::vector<float> ones(x.size(), 1.0f), scale_v(2);
+  std::vector<std::uint8_t> rounded_v(x.size());
+  const Tensor v{rounded_v.data(), kFloat8E4m3, {kRows, 1, kDim}}, scales_v{scale_v.data(), kFloat32, {2, 1, 1}};
+  attention_quantize_fp8({.x = {ones.data(), kFloat32, {kRows, 1, kDim}},
+                          .out = v,
+                          .scale = scales_v,
+                          .cu_seqlens = offsets,
+                          .max_seqlen = 4});
+  attention_forward({.q = e4m3,
+                     .k = e4m3,
+                     .v = v,
+                     .out = {out.data(), kFloat32, {kRows, 1, kDim}},
+                     .cu_seqlens_q = offsets,
+                     .cu_seqlens_k = offsets,
+                     .max_seqlen_q = 4,
+                     .max_seqlen_k = 4,
+                     .q_scale = scales,
+                     .k_scale = scales,
+                     .v_scale = scales_v});
+  for (const float value : out) EXPECT_NEAR(value, 1.0f, 1e-3f);
+  const Tensor back{values.data(), kFloat32, {kRows, 1, kDim}};
+  attention_quantize_fp8(
+      {.x = given, .out = back, .scale = scales, .cu_seqlens = offsets, .max_seqlen = 4, .rotate = true});
+  for (std::size_t n = 0; n < x.size(); ++n) EXPECT_NEAR(values[n], x[n], 0.15f) << n;
 }
 
 TEST(Cpp, a_decode_that_appends_matches_the_c_call) {

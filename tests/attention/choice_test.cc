@@ -21,7 +21,7 @@ struct Row {
 
 constexpr Row kRows[] = {
     // e4m3: sums of more than 1,024 visible keys are promoted, unless truncated ones are allowed.
-    {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8", "attention_forward_fp8_sm90_bf16_d128x128_192x64_rounds_q_promotes"},
+    {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8", "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q_promotes"},
     {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8 --fp8-fast",
      "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q"},
     {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8 --causal --window 255 0",
@@ -118,7 +118,9 @@ constexpr Row kRows[] = {
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 4096 --d 192 --dv 128 --causal",
      "attention_backward_wide_sm90_bf16_d192x128_64x64_masked_cluster"},
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 4096 --d 256 --deterministic",
-     "attention_backward_wide_sm90_bf16_d256x256_64x64_deterministic"},
+     "attention_backward_wide_sm90_bf16_d256x256_64x64_deterministic_cluster"},
+    {"sm_90a", "--op backward --b 1 --hq 56 --hkv 8 --sq 8192 --d 128 --causal --deterministic",
+     "attention_backward_sm90_bf16_d128x128_64x128_masked_deterministic_split"},
     {"sm_90a", "--op backward --b 1 --hq 32 --hkv 8 --sq 2048 --d 128 --causal",
      "attention_backward_sm90_bf16_d128x128_64x128_masked_split"},
     {"sm_90a", "--op backward --b 8 --hq 32 --hkv 8 --sq 2048 --d 128 --causal",

@@ -67,7 +67,7 @@ struct Trial {
     for (verify::Buffer* buffer : buffers->buffers()) {
       if (buffer->written) buffer->poison();
     }
-    auto checked = attention::check(buffers->op(), &buffers->args(), attention::Look::kEverything);
+    auto checked = attention::check(buffers->op(), &buffers->args(), Look::kEverything);
     if (!checked.ok()) return checked.status().message();
     Workspace workspace(cpu::workspace_bytes(checked->args.problem, threads));
     const Status status = cpu::run(checked->args, threads, workspace.data());
@@ -328,7 +328,7 @@ struct Text {
       }
     }
     cases::Buffers buffers(step, in, nullptr);
-    const auto checked = attention::check(buffers.op(), &buffers.args(), attention::Look::kEverything);
+    const auto checked = attention::check(buffers.op(), &buffers.args(), Look::kEverything);
     if (!checked.ok()) return checked.status().message();
     Workspace workspace(cpu::workspace_bytes(checked->args.problem, 2));
     if (const Status s = cpu::run(checked->args, 2, workspace.data()); !s.ok()) return s.message();
@@ -383,7 +383,7 @@ TEST(CpuAttention, a_text_appended_token_by_token_equals_its_prefill) {
       rotated.problem = forward.problem;
       rotated.cache_seqlens.clear();
       cases::Buffers buffers(forward, rotated, nullptr);
-      const auto checked = attention::check(buffers.op(), &buffers.args(), attention::Look::kEverything);
+      const auto checked = attention::check(buffers.op(), &buffers.args(), Look::kEverything);
       ASSERT_TRUE(checked.ok()) << checked.status().message();
       Workspace workspace(cpu::workspace_bytes(checked->args.problem, 2));
       ASSERT_TRUE(cpu::run(checked->args, 2, workspace.data()).ok());

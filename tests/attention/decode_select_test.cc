@@ -200,6 +200,10 @@ TEST(DecodeSelect, clusters_leave_no_partial_results_and_are_for_few_sequences) 
     const int cluster = config_of(blocks, hopper).cluster;
     EXPECT_EQ(cluster & (cluster - 1), 0) << heads << " heads, clusters of " << cluster;
   }
+  // TMA loads the few tiles of a short cache: 512 keys of each CTA are four, three of which are loaded at once.
+  EXPECT_GT(config_of(decode_problem(1, 4096, 64), hopper).box_rows, 0);
+  EXPECT_EQ(config_of(decode_problem(1, 4097, 64), hopper).box_rows, 0);
+  EXPECT_EQ(config_of(decode_problem(1, 4096, 128), hopper).box_rows, 0);
   // Partial results are of a grid that fills the GPU twice, however many sequences there are.
   EXPECT_EQ(chosen(decode_problem(1024, 65536, 128), hopper).offer.workspace, shared.offer.workspace);
   // Nothing to combine: every cache is one tile.

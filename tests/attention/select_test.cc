@@ -93,6 +93,8 @@ TEST(AttentionSelect, key_tiles_of_short_sequences_take_turns_at_dq_if_ctas_are_
   };
   for (const std::int64_t dim : {64, 128, 256}) {
     EXPECT_TRUE(takes_turns(64, 512, dim)) << dim;
+    EXPECT_TRUE(takes_turns(64, 1024, dim)) << dim;
+    EXPECT_FALSE(takes_turns(64, 1025, dim)) << dim;
     EXPECT_FALSE(takes_turns(1, 512, dim)) << dim;
     EXPECT_FALSE(takes_turns(64, 4096, dim)) << dim;
   }
@@ -145,14 +147,16 @@ TEST(AttentionSelect, a_backward_that_no_grid_can_hold_is_refused_before_anythin
 
 TEST(AttentionSelect, a_backward_s_workspace_is_linear_in_the_sequence) {
   const Device gpu = *cuda_device("sm_90a");
-  const auto bytes = [&](std::int64_t seq, bool deterministic) {
-    AttentionProblem p = problem(AttentionOp::kBackward, seq, 80);
+  const auto bytes = [&](std::int64_t seq, bool deterministic, int dim = 80) {
+    AttentionProblem p = problem(AttentionOp::kBackward, seq, dim);
     p.heads_kv = p.heads_q;  // else dK and dV may have sums, too
     p.deterministic = deterministic;
     return chosen(p, gpu).offer.workspace;
   };
   EXPECT_EQ(bytes(131072, false), 2 * bytes(65536, false));
   EXPECT_EQ(bytes(131072, true), bytes(131072, false) + 2u * 4 * 131072 / 64 * 4);  // and a counter per query tile
+  EXPECT_EQ(bytes(131072, true, 192),
+            bytes(131072, false, 192) + 2u * 4 * 131072 / 64 * 2 * 4);  // for each CTA of a cluster
   AttentionProblem packed = problem(AttentionOp::kBackward, 100, 80);
   packed.varlen = true;
   packed.total_q = packed.total_k = 150;

@@ -292,26 +292,30 @@ TEST(BackwardSm90, groups_are_divided_if_that_fills_the_gpu_better) {
   };
   EXPECT_TRUE(splits(1, 4096, 32, 1));  // 32 CTAs for 132 SMs
   EXPECT_TRUE(splits(1, 2048, 32, 8));  // 128, of which the first takes twice the mean
-  EXPECT_FALSE(splits(1, 2048, 32, 8, true));
+  EXPECT_TRUE(splits(1, 2048, 32, 8, true));
   EXPECT_FALSE(splits(8, 2048, 32, 8));  // 1024
   EXPECT_FALSE(splits(8, 2048, 32, 32));
+  EXPECT_FALSE(splits(8, 2048, 32, 32, true));
+  EXPECT_FALSE(splits(64, 2048, 32, 8, true));  // 8192
 }
 
 TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v) {
   struct Expected {
-    int dim, accumulators;
-    bool keeps_k, keeps_v, ping_pong;
+    int dim, accumulators, kept_k_steps;
+    bool keeps_v, ping_pong;
   };
-  for (const Expected& want : {Expected{40, 2, true, true, true}, Expected{64, 2, true, true, true},
-                               Expected{80, 2, true, false, false}, Expected{96, 2, false, false, true},
-                               Expected{112, 1, false, false, false}, Expected{128, 1, false, false, false}}) {
+  for (const Expected& want :
+       {Expected{40, 2, 3, true, true}, Expected{64, 2, 4, true, true}, Expected{80, 2, 5, false, false},
+        Expected{88, 2, 3, false, true}, Expected{96, 2, 1, false, true}, Expected{112, 1, 0, false, false},
+        Expected{128, 1, 0, false, false}}) {
     const AttentionBackwardSm90Config config = config_for(want.dim, want.dim);
     EXPECT_EQ(config.accumulators, want.accumulators) << want.dim;
     EXPECT_EQ(config.stages, want.accumulators + 1) << want.dim;
-    EXPECT_EQ(config.keeps_k, want.keeps_k) << want.dim;
+    EXPECT_EQ(config.kept_k_steps, want.kept_k_steps) << want.dim;
     EXPECT_EQ(config.keeps_v, want.keeps_v) << want.dim;
     EXPECT_EQ(config.ping_pong, want.ping_pong) << want.dim;
     EXPECT_EQ(config.keeps_p, want.accumulators == 1) << want.dim;
+    EXPECT_EQ(config.kept_ds_steps, config.dq_columns < want.dim ? 3 : 0) << want.dim;  // of two products, not of one
   }
   EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, false, false, 4096).front().keeps_p);
   EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, true, true, 4096).front().keeps_p);

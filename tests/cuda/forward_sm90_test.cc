@@ -98,6 +98,25 @@ TEST(ForwardSm90, masked_tiles_that_are_worked_on_together_are_several_times_as_
   EXPECT_EQ(together(128, 16384, true), together(128, 16384, false));
 }
 
+TEST(ForwardSm90, short_tiles_that_are_worked_on_together_are_as_few_as_occupy_the_ctas) {
+  const auto together = [](std::int64_t seq, std::int64_t heads_kv, bool causal) {
+    AttentionArgs args = args_for(128, false);
+    AttentionProblem& p = args.problem;
+    p.batch = 32;
+    p.heads_q = 16;
+    p.heads_kv = heads_kv;
+    p.seq_q = p.seq_k = seq;
+    p.causal = causal;
+    const auto config = forward_sm90_configs(DType::kBFloat16, 128, 128, causal, false).front();
+    return forward_sm90_work(args, config, 132)->params.together.by;
+  };
+  EXPECT_EQ(together(512, 16, false), 44U);  // of 3 tiles each; K and V of 128 would fit the cache
+  EXPECT_EQ(together(512, 2, false), 48U);   // whole groups of heads that share keys
+  EXPECT_EQ(together(512, 16, true), 128U);
+  EXPECT_EQ(together(2048, 16, false), 12U);
+  EXPECT_EQ(together(4096, 16, false), 16U);
+}
+
 TEST(ForwardSm90, a_box_ends_with_the_head_dim_so_that_what_fills_up_a_tile_is_zero) {
   const auto boxes = forward_sm90_boxes(args_for(112, false), config_for(112, 16));
   ASSERT_TRUE(boxes.ok());

@@ -32,8 +32,8 @@ TEST(GemmSuites, problems_are_those_of_their_tensors) {
         b->tensor.device = {TESSERA_CUDA, 0};
         b->tensor.data = nullptr;
       }
-      const auto checked = tessera::gemm::check(static_cast<tessera_gemm_op>(c.problem.op), &buffers.args(),
-                                                tessera::gemm::Look::kShapes);
+      const auto checked =
+          tessera::gemm::check(static_cast<tessera_gemm_op>(c.problem.op), &buffers.args(), Look::kShapes);
       ASSERT_TRUE(checked.ok()) << c.name << ": " << checked.status().message();
       EXPECT_EQ(GemmFamily::difference(c.problem, checked->args.problem), "") << c.name;
       EXPECT_TRUE(c.problem == checked->args.problem) << c.name;

@@ -172,6 +172,27 @@ TEST(Choice, the_rows_of_a_last_round_may_have_smaller_tiles) {
   EXPECT_GT(found, 0);
 }
 
+// Of 132 multiprocessors, 16 tiles times eight groups of terms use 128. No group is divided, and each is written once.
+TEST(Choice, groups_of_strided_terms_are_parts_of_k_if_so_many_tiles_fill_the_gpu) {
+  const engine::Device device = gpu("sm_90a");
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  for (const bool swapped : {false, true}) {
+    GemmProblem p = swapped ? product_of(1365, 512, 36096) : product_of(512, 1365, 36096);
+    p.a_transposed = p.b_transposed = true;
+    (swapped ? p.a_aligned : p.b_aligned) = false;
+    const engine::Config config = sm90->offers(p, device).front().config;
+    const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+    ASSERT_TRUE(main);
+    EXPECT_EQ(main->strided, kStridedK);
+    EXPECT_EQ(main->block_m, 256) << text_of(config);
+    EXPECT_EQ(main->block_n, 176) << text_of(config);
+    const engine::Fields* reduce = engine::fields_of_step(config, "reduce");
+    ASSERT_NE(reduce, nullptr);
+    EXPECT_EQ(std::get<std::int64_t>(reduce->front().value), gemm_sm90::kRowGroups) << text_of(config);
+    EXPECT_EQ(std::get<bool>(reduce->back().value), swapped) << text_of(config);
+  }
+}
+
 TEST(Choice, an_empty_product_has_no_rest_and_a_gpu_may_be_smaller_than_a_cluster) {
   engine::Device device = gpu("sm_90a");
   const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");

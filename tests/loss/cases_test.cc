@@ -32,7 +32,7 @@ TEST(LossSuites, every_name_is_unique_and_every_suite_has_cases) {
 TEST(LossSuites, problems_are_those_of_their_tensors) {
   for (const Case& c : suite("full")) {
     const Buffers buffers(c, make_inputs(c));
-    const auto checked = tessera::loss::check(TESSERA_LOSS_GMM_NLL, &buffers.args(), tessera::loss::Look::kEverything);
+    const auto checked = tessera::loss::check(TESSERA_LOSS_GMM_NLL, &buffers.args(), Look::kEverything);
     ASSERT_TRUE(checked.ok()) << c.name << ": " << checked.status().message();
     EXPECT_EQ(LossFamily::difference(c.problem, checked->args.problem), "") << c.name;
   }

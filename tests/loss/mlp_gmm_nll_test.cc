@@ -32,8 +32,7 @@ TEST(Suites, names_are_unique_and_problems_are_those_of_their_tensors) {
         b->tensor.device = {TESSERA_CUDA, 0};
         b->tensor.data = nullptr;
       }
-      const auto checked =
-          tessera::loss::check(TESSERA_LOSS_MLP_GMM_NLL, &buffers.args(), tessera::loss::Look::kShapes);
+      const auto checked = tessera::loss::check(TESSERA_LOSS_MLP_GMM_NLL, &buffers.args(), Look::kShapes);
       ASSERT_TRUE(checked.ok()) << c.name << ": " << checked.status().message();
       EXPECT_EQ(LossFamily::difference(c.problem, checked->args.problem), "") << c.name;
       EXPECT_TRUE(c.problem == checked->args.problem) << c.name;

@@ -39,7 +39,7 @@ TEST(MlpSuites, names_are_unique_and_problems_are_those_of_their_tensors) {
         b->tensor.device = {TESSERA_CUDA, 0};
         b->tensor.data = nullptr;
       }
-      const auto checked = tessera::mlp::check(buffers.op(), &buffers.args(), tessera::mlp::Look::kShapes);
+      const auto checked = tessera::mlp::check(buffers.op(), &buffers.args(), Look::kShapes);
       ASSERT_TRUE(checked.ok()) << c.name << ": " << checked.status().message();
       EXPECT_TRUE(c.problem == checked->args.problem)
           << c.name << ": " << MlpFamily::difference(c.problem, checked->args.problem);

@@ -39,7 +39,7 @@ TEST(NormSuites, problems_are_those_of_their_tensors) {
         b->tensor.device = {TESSERA_CUDA, 0};
         b->tensor.data = nullptr;
       }
-      const auto checked = tessera::norm::check(buffers.op(), &buffers.args(), tessera::norm::Look::kShapes);
+      const auto checked = tessera::norm::check(buffers.op(), &buffers.args(), Look::kShapes);
       ASSERT_TRUE(checked.ok()) << c.name << ": " << checked.status().message();
       EXPECT_EQ(NormFamily::difference(c.problem, checked->args.problem), "") << c.name;
       EXPECT_TRUE(c.problem == checked->args.problem) << c.name;

@@ -316,6 +316,19 @@ def test_a_library_of_another_kind_is_refused_with_a_message():
     assert answer.returncode == 2 and "has no tessera_last_error" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments, part",
+    [(["--json", "/nonexistent/x"], "cannot write /nonexistent/x"), (["--compare", "none.json", "none.json"], "none.json"),
+     (["--compare", __file__, __file__], "cannot read"), (["--rounds", "0"], "--rounds is 0")],
+)  # fmt: skip
+def test_options_that_cannot_be_met_are_named_before_anything_runs(capsys, arguments, part):
+    from tessera.bench import __main__ as program
+
+    assert program.main(["--device", "cpu", *arguments]) == 2
+    said = capsys.readouterr()
+    assert part in said.err and not said.out
+
+
 @needs_library
 def test_invalid_options_are_named():
     for arguments, part in ((("--suite", "nonsense"), "nonsense"), (("--filter", "no_such"), "no_such"),

@@ -25,6 +25,18 @@ def test_it_passes_and_says_what_a_bug_report_needs(capsys, tmp_path):
     assert all(0 < row["error_over_allowed"] <= 1 for row in found["checks"])
 
 
+@pytest.mark.parametrize(
+    "arguments, part",
+    [(["--device", "foo"], "'foo' is none of cpu"), (["--device", "cuda:99"], "'cuda:99' is none of cpu"),
+     (["--device", "meta"], "'meta'"), (["--json", "/nonexistent/x"], "cannot write /nonexistent/x")],
+)  # fmt: skip
+def test_options_that_cannot_be_met_are_named_before_anything_runs(capsys, arguments, part):
+    with pytest.raises(SystemExit) as stopped:
+        check.main(arguments)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and part in said.err and not said.out
+
+
 def test_a_wrong_result_and_an_error_fail_and_the_other_checks_go_on(capsys, monkeypatch):
     right = tessera.attention
     monkeypatch.setattr(tessera, "attention", lambda *args, **options: right(*args, **options) * 1.02)

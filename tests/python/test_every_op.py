@@ -67,6 +67,16 @@ def test_func_grad_is_the_gradient(name):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("name", ["attention", "mlp", "rotary", "gmm_nll", "linear_cross_entropy"])
+def test_func_grad_compiles(name):
+    torch._dynamo.reset()
+    function, inputs = OPS[name][0], inputs_of(name)
+    gradients = torch.func.grad(lambda *t: function(*t).square().sum(), argnums=tuple(range(len(inputs))))
+    compiled = torch.compile(gradients, backend="eager", fullgraph=True)(*inputs)
+    for a, b in zip(compiled, gradients(*inputs)):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("name", [name for name in OPS if name != "rotary"])  # which is linear: its gradient has a gradient
 @pytest.mark.parametrize("last_only", [False, True])
 def test_second_derivatives_raise(name, last_only):

@@ -186,3 +186,18 @@ def test_a_tuple_of_precisions_says_if_the_first_is_not_served(monkeypatch):
     assert torch.equal(out, tessera.attention(q, k, v))
     with pytest.raises(tessera.Error, match="no kernel"):
         tessera.attention(q, k, v, precision=("fp8",))
+
+
+def test_a_tuple_of_precisions_passes_over_one_without_a_gradient():
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="precision='fp8_residual' is not served, 'fp8' is used"):
+        out = tessera.attention(q, q, q, precision=("fp8_residual", "fp8"))
+    assert torch.equal(out, tessera.attention(q, q, q, precision="fp8"))
+
+
+def test_explain_takes_a_precision():
+    q = torch.empty(1, 256, 2, 128, dtype=torch.bfloat16, device="meta")
+    answer = tessera.explain(q, q, q, precision="fp8", arch="sm_90a", format="json")
+    assert answer["chosen"]["kernel"] == "attention_forward_fp8_sm90" and answer["fields"]["rounds_to_fp8"]
+    with pytest.raises(tessera.Error, match="precision is 'fp8', which tessera.decode does not take"):
+        tessera.explain(q, q, q, precision="fp8", op="decode", arch="sm_90a")

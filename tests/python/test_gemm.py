@@ -56,6 +56,16 @@ def test_leading_dims_are_kept_and_any_tensor_may_be_left_out():
     torch.testing.assert_close(out.reshape(24, -1), x @ weight.T, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("k, n", [(0, 3), (4, 0), (0, 0)])
+def test_there_may_be_no_columns(k, n):
+    x, weight, bias = torch.randn(2, 3, k), torch.randn(n, k), torch.randn(n)
+    want = torch.nn.functional.linear(x, weight, bias)
+    assert torch.equal(tessera.linear(x, weight, bias, residual=torch.zeros(2, 3, n)), want)
+    out = tessera.mlp(x, torch.randn(5, k), torch.randn(n, 5), residual=want)
+    assert out.shape == want.shape and torch.isfinite(out).all()
+    assert tessera.grouped_linear(torch.randn(2, 1, k), torch.randn(3, n, k)).shape == (2, 3, n)
+
+
 def test_gradients_that_are_expanded_or_transposed_are_accepted():
     x, weight, _, _ = (t.requires_grad_() for t in tensors(torch.float32))
     tessera.linear(x, weight).sum().backward()

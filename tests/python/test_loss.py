@@ -50,6 +50,14 @@ def test_far_targets_and_extreme_sigmas_give_finite_losses_and_gradients():
         assert torch.isfinite(loss) and torch.isfinite(hostile.grad).all()
 
 
+def test_one_mixture_may_be_without_leading_dims():
+    params, target = torch.randn(5, 3, requires_grad=True), torch.randn(())
+    for reduction in ("mean", "sum", "none"):
+        loss = tessera.gmm_nll(params, target, reduction)
+        assert loss.shape == () and torch.equal(loss, tessera.gmm_nll(params[None], target[None], "sum"))
+        loss.backward()
+
+
 def test_nothing_is_saved_without_a_gradient():
     params, target = mixture(torch.float32)
     out, dparams = torch.ops.tessera.gmm_nll(params.flatten(0, 1), target.flatten(), 1, False)

@@ -117,6 +117,10 @@ def test_errors_name_the_argument():
         tessera.rms_norm(x, weight, residual[:-1])
     with pytest.raises(tessera.Error, match="rotated is 7"):
         tessera.rotary(torch.randn(1, 2, 1, 8), rotated=7)
+    with pytest.raises(tessera.Error, match="rotated is -2"):
+        tessera.rotary(torch.randn(1, 2, 1, 8), rotated=-2)
+    with pytest.raises(tessera.Error, match="base is 0; a number above 0 is accepted"):
+        tessera.rotary(torch.randn(1, 2, 1, 8), base=0)
     with pytest.raises(tessera.Error, match="cos has 2 rows, but x has 3 tokens"):
         tessera.rotary(torch.randn(1, 3, 1, 8), torch.ones(2, 4), torch.ones(2, 4))
     with pytest.raises(tessera.Error, match="positions is torch.float32; integers are accepted"):

@@ -25,7 +25,13 @@ INTERCEPTORS = [
 ]
 SYMBOLS = [*INTERCEPTORS, "_C._is_any_autocast_enabled", "_C._are_functorch_transforms_active"]
 CUDA_SYMBOLS = ["_C._cuda_getCurrentRawStream", "cuda._sleep"]
-OTHERS = ["autograd.forward_ad._current_level", "_assert_async", *(CUDA_SYMBOLS if torch.cuda.is_available() else [])]
+OTHERS = [
+    "autograd.forward_ad._current_level",
+    "_assert_async",
+    "_functorch.autograd_function.enable_single_level_autograd_function",
+    *(CUDA_SYMBOLS if torch.cuda.is_available() else []),
+]
+FORWARD_AD_WITHOUT_LEVEL = types.SimpleNamespace(unpack_dual=forward_ad.unpack_dual)
 
 
 @pytest.mark.parametrize("path", [*SYMBOLS, *OTHERS])
@@ -81,7 +87,7 @@ def test_forward_and_backward_without_a_symbol(without, device, dtype, path):
 
 
 def test_forward_and_backward_without_any_symbol(without, monkeypatch, device, dtype):
-    monkeypatch.setattr(_ops, "in_dual_level", lambda: True)
+    monkeypatch.setattr(_ops, "forward_ad", FORWARD_AD_WITHOUT_LEVEL)
     monkeypatch.setattr(_attention, "_apply", _attention._Attention.apply)
     without(*SYMBOLS, "_C._cuda_getCurrentRawStream")
     assert mode() == _attention._DISPATCHED
@@ -104,7 +110,7 @@ def test_functional_grad_without_its_symbol(without):
 
 
 def test_tangents_are_refused_without_the_current_level(without, monkeypatch):
-    monkeypatch.setattr(_ops, "in_dual_level", lambda: True)
+    monkeypatch.setattr(_ops, "forward_ad", FORWARD_AD_WITHOUT_LEVEL)
     without()
     q, k, v = (torch.randn(1, 8, 2, 16) for _ in range(3))
     tessera.attention(q, k, v)
@@ -116,7 +122,7 @@ def test_no_current_level_means_that_there_may_be_tangents(monkeypatch):
     assert not _ops.in_dual_level()
     with forward_ad.dual_level():
         assert _ops.in_dual_level()
-    monkeypatch.setattr(_ops, "forward_ad", types.SimpleNamespace())
+    monkeypatch.setattr(_ops, "forward_ad", FORWARD_AD_WITHOUT_LEVEL)
     assert _ops.in_dual_level()
 
 

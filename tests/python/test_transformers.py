@@ -242,6 +242,18 @@ def test_generation_decodes(decoded, cache, side):
     assert decoded == [(1, n, lengths) for n in keys for _ in range(layers)]
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_decode_knows_how_many_tokens_of_padding_are_on_the_left(static):
+    used = torch.tensor(5) if static else 5
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]).bool()
+    made = tessera.transformers._decode_mask(4, used, mask, mask.device)
+    assert made.dtype == torch.int32 and made.tolist() == [[[[5, 5, 5, 5]], [[2, 0, 5, 4]]]]
+    assert tessera.transformers._decode_mask(4, used + 1, mask, mask.device) is None
+    for elsewhere in ([0, 1, 0, 1, 1], [1, 1, 1, 1, 0]):
+        mask[1] = torch.tensor(elsewhere)
+        assert tessera.transformers._decode_mask(4, used, mask, mask.device) is None
+
+
 @pytest.mark.parametrize("name", ["llama", "phi", "gpt_oss"])
 def test_padding_between_tokens_is_not_decoded(decoded, name):
     """As in a continued conversation. Without the padding, a window would reach further back, so that is refused."""

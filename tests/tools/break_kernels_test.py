@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -86,6 +87,12 @@ class BreakKernels(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertEqual(said.count("ok "), len(break_kernels.MUTATIONS), said)
 
+    def test_the_checks_of_every_mutation_have_cases(self):
+        checks = {check for m in break_kernels.MUTATIONS for check in (m.verify, m.bench) if check}
+        suites = {suite: subprocess.run([PROGRAM, "cases", "--suite", suite], capture_output=True, text=True,
+                                        check=True).stdout for suite in {suite for suite, _ in checks}}
+        self.assertEqual([check for check in checks if check[1] not in suites[check[0]]], [])
+
     def test_mutations_that_are_compiled_together_are_told_apart_if_that_fails(self):
         harmless, broken = (break_kernels.Mutation(name, "attention/backward_convert.cuh", ((old, new),),
                                                    ("sm_80", "backward_convert_bf16_v8"))
@@ -125,19 +132,18 @@ class BreakKernels(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()) as said:
             racecheck_sources.main(self.folder / "kernels")
         self.assertIn("attention/backward.cuh", said.getvalue())
-        changes = (*racecheck_sources.CHANGES, racecheck_sources.ONE_PLACE)
         changed = []
         for file in (self.folder / "kernels").rglob("*.*"):
             was = (ROOT / "kernels" / file.relative_to(self.folder / "kernels")).read_text().splitlines()
             changed += [pair for pair in zip(was, file.read_text().splitlines(), strict=True) if pair[0] != pair[1]]
-        self.assertEqual(len(changed), sum(len(change.edits) for change in changes), changed)
+        self.assertEqual(len(changed), sum(len(change.edits) for change in racecheck_sources.CHANGES), changed)
         self.assertIn(("named_barrier_arrive(1 + strip, kThreads);", "named_barrier_sync(1 + strip, kThreads);"),
                       [(a.strip(), b.strip()) for a, b in changed])
 
         class Options:
             tessera, python, out, kernels, cache = PROGRAM, sys.executable, self.folder, ROOT / "kernels", None
 
-        for change in changes:
+        for change in racecheck_sources.CHANGES:
             checks = break_kernels.Checks(Options, self.folder)
             bad, of, note = checks.gate("racecheck", self.folder / "kernels", change)
             self.assertEqual((bad, of > 0), (0, True), note)

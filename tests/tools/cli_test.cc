@@ -50,10 +50,26 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
       {"tune attention --hq 8 --hkv 3", "multiple"},
       {"tune attention --budget 0", "--budget"},
       {"tune attention --dry-run --arch sm_12", "sm_12"},
+      {"tune attention --dry-run --arch cpu", "nothing to tune"},
       {"tune attention --list", "--list"},
       {"tune --list --clear", "--clear"},
       {"doctor --nonsense", "--nonsense"},
       {"doctor --json /nonexistent/folder/file", "/nonexistent/folder/file"},
+      {"report --json /", "--json"},
+      {"report --results /nonexistent", "/nonexistent"},
+      {"fuzz --problems 0", "0 is not a number above 0"},
+      {"fuzz --seconds -1", "-1 is not 0 or above"},
+      {"verify --seed -3", "--seed"},
+      {"verify --seed 99999999999999999999", "--seed"},
+      {"verify --resume x.json", "--resume"},
+      {"kernels --kernel norm/rotary.cuh", "--record"},
+      {"compile --brief --pairs", "--pairs"},
+      {"explain attention --causal top_left --align bottom_right", "--align"},
+      {"explain attention --dtype e4m3 --scale-block 65", "--scale-block is 65"},
+      {"explain attention --scale-block 64", "--scale-block"},
+      {"explain norm --heads 3", "--heads"},
+      {"explain norm --op rotary --layer", "--layer"},
+      {"explain gemm --groups 0", "--groups is 0"},
   };
   for (const auto& [arguments, part] : wrong) {
     const Answer answer = run(arguments);
@@ -61,6 +77,11 @@ TEST_F(Cli, bad_usage_exits_with_2_and_names_what_is_wrong) {
     EXPECT_TRUE(holds(answer.text, "error: ")) << arguments << "\n" << answer.text;
     EXPECT_TRUE(holds(answer.text, part)) << arguments << "\n" << answer.text;
   }
+}
+
+TEST_F(Cli, output_that_cannot_be_written_is_a_failure) {
+  EXPECT_EQ(run("cases > /dev/full").code, 1);
+  EXPECT_EQ(run("cases --json /dev/full > /dev/null").code, 2);
 }
 
 TEST_F(Cli, a_device_or_a_compiler_that_is_not_there_exits_with_3) {
@@ -98,6 +119,10 @@ TEST_F(Cli, tune_says_without_a_gpu_what_it_would_search) {
   EXPECT_EQ(older.code, 0) << older.text;
   EXPECT_EQ(json("80.json")["problems"].size(), 8U) << "four head dims, causal and not";
   EXPECT_LE(of_forward(json("80.json")["problems"][0]["configs"]).size(), 3U);
+  for (const verify::Family* family : verify::families()) {
+    const Answer filtered = run(format("tune {} --cases bf16 --dry-run", family->name));
+    EXPECT_EQ(filtered.code, 0) << "the filter that --help shows: " << filtered.text;
+  }
 }
 
 // On a driver that computes the portable forward on the host, and says that less shared memory is faster.
@@ -289,7 +314,9 @@ TEST_F(Cli, runs_at_the_same_time_may_share_a_record) {
 TEST_F(Cli, verify_resumes_what_passed_with_the_same_code) {
   const std::string command =
       "verify --device cuda --filter fwd/fp16/b1_sq65_sk65 --resume " + file("v.json") + " --json " + file("v.json");
-  EXPECT_EQ(run(command, kFakeGpu).code, 1) << "the stand-in computes nothing";
+  const Answer first = run(command, kFakeGpu);
+  EXPECT_EQ(first.code, 1) << "the stand-in computes nothing";
+  EXPECT_TRUE(holds(first.text, "note: --resume: there is nothing in " + file("v.json"))) << first.text;
   Json found = json("v.json");
   const std::size_t cases = found["cases"].size();
   ASSERT_GT(cases, 1U);
@@ -482,6 +509,7 @@ TEST_F(Cli, explain_works_for_a_gpu_that_is_not_there) {
   EXPECT_FALSE(holds(answer.text, "attention_backward")) << "a kernel of another op";
   const Json printed = Json::parse(run("explain attention --arch sm_80 --json -").text, nullptr, false);
   EXPECT_EQ(printed["answers"].size(), 1U) << "the JSON alone";
+  EXPECT_FALSE(holds(run("explain gemm").text, "e+")) << "long times are whole microseconds";
 }
 
 TEST_F(Cli, verify_fails_if_every_case_was_refused) {

@@ -57,9 +57,9 @@ TEST_F(OneShot, quantising_nothing_writes_the_scale_1) {
   std::vector<float> scale(kB * kH, -1.0f);
   std::uint8_t out = 0;
   const auto quantise = [&] {
-    attention_quantize_fp8({q.values.data(), kBFloat16, {kB, 0, kH, kD}, {}, kGpu},
-                           {&out, {TESSERA_FLOAT8_E4M3FN, 8, 1}, {kB, 0, kH, kD}, {}, kGpu},
-                           {scale.data(), kFloat32, {kB, kH, 1}, {}, kGpu});
+    attention_quantize_fp8({.x = {q.values.data(), kBFloat16, {kB, 0, kH, kD}, {}, kGpu},
+                            .out = {&out, {TESSERA_FLOAT8_E4M3FN, 8, 1}, {kB, 0, kH, kD}, {}, kGpu},
+                            .scale = {scale.data(), kFloat32, {kB, kH, 1}, {}, kGpu}});
   };
   if (std::getenv("FAKE_CUDA_ARCH") != std::string("90")) {
     EXPECT_THROW(quantise(), Error);  // e4m3 needs sm_89

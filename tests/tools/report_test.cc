@@ -37,6 +37,19 @@ Json older_form(Json peers) {
   return peers;
 }
 
+TEST_F(Cli, report_says_what_it_cannot_read_and_keeps_no_history_of_it) {
+  std::filesystem::create_directories(file("results"));
+  const std::string common = "report --results " + file("results");
+  const Answer picture = run(common + " --picture " + file("speed.svg"));
+  EXPECT_EQ(picture.code, 2) << picture.text;
+  EXPECT_TRUE(holds(picture.text, "no speed beside peers")) << picture.text;
+  const Answer readme = run(common + " --readme " + file("README.md"));
+  EXPECT_EQ(readme.code, 2) << readme.text;
+  EXPECT_TRUE(holds(readme.text, "cannot read " + file("README.md"))) << readme.text;
+  EXPECT_EQ(run("report --results " + file("none") + " --history " + file("history/runs.db")).code, 2);
+  EXPECT_FALSE(std::filesystem::exists(file("history")));
+}
+
 TEST_F(Cli, report_is_one_page_that_shows_losses_and_asks_for_nothing) {
   std::filesystem::create_directories(file("results/gpu"));
   std::ofstream(file("results/gpu/peers.json")) << peers_of_one_cell(2e-3, 1e-3);

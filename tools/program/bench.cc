@@ -439,7 +439,7 @@ Command add_bench(App parent) {
       .range(0.0, 600.0)
       .shows_default();
   app.add_option("--threads", o->threads, "CPU threads; 0: the default").type_name("N").non_negative().shows_default();
-  app.add_option("--json", o->json, "Write all figures to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write all figures to this file").output_file();
   app.add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
   app.footer(
       "GFLOP/s count useful operations only: of attention, those of the visible (query, key) pairs. fp32 is compared\n"

@@ -71,7 +71,7 @@ int path(const std::string& json_file) {
 Command add_cache(App parent) {
   auto json = std::make_shared<std::string>();
   const App app = parent.add_subcommand("cache", "List or clear the compiled kernels on disk");
-  app.add_option("--json", *json, "Write the answer to this file").type_name("FILE");
+  app.add_option("--json", *json, "Write the answer to this file").output_file();
   app.require_subcommand();
   const App list_app = app.add_subcommand("list", "What is there, and how large");
   const App clear_app = app.add_subcommand("clear", "Remove all entries");

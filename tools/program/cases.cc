@@ -45,7 +45,7 @@ Command add_cases(App parent) {
       .shows_default();
   app.add_option("--filter", o->filter, "Only cases with this in their name").type_name("TEXT");
   app.add_option("--json", o->json, "Write names, fields, operations and bytes to this file; -: print them")
-      .type_name("FILE");
+      .output_file();
   app.footer(
       "Examples:\n"
       "  tessera cases --suite full --filter bwd/bf16\n"

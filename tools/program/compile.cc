@@ -137,7 +137,8 @@ Command add_compile(App parent) {
   app.add_flag("--brief", o->brief, "One instance of each kernel");
   app.add_flag("--pairs", o->pairs,
                "Of each kernel, instances with every two values that Config fields have together, or a field and the "
-               "architecture");
+               "architecture")
+      .excludes("--brief");
   app.add_flag("--ptx", o->ptx, "To PTX alone, without ptxas and its report: whether a kernel compiles");
   app.add_option("--jobs", o->jobs, "Compilations at once; 0: one per core")
       .type_name("N")
@@ -145,7 +146,7 @@ Command add_compile(App parent) {
       .shows_default();
   app.add_flag("--fresh", o->fresh, "Compile even what the cache has");
   app.add_flag("--stop,!--keep-going", o->stop, "Stop at the first failure; by default all are compiled");
-  app.add_option("--json", o->json, "Write the table to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write the table to this file").output_file();
   app.add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");
   app.footer(
       "A row fails on a spill, on more shared memory than the architecture has, and if ptxas says that wgmma was\n"

@@ -240,7 +240,7 @@ int run(const std::string& json_file) {
 Command add_doctor(App parent) {
   auto json = std::make_shared<std::string>();
   const App app = parent.add_subcommand("doctor", "Show what this machine has and what will be used");
-  app.add_option("--json", *json, "Write the findings to this file").type_name("FILE");
+  app.add_option("--json", *json, "Write the findings to this file").output_file();
   app.footer(
       "A machine without a GPU or without NVRTC is no failure: doctor says what that leaves, and exits with 0.\n\n"
       "Examples:\n"

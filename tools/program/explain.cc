@@ -65,7 +65,7 @@ Command add_explain(App parent) {
         .delimiter(',')
         .shows_default();
     sub.add_option("--json", o->json, "Write the answers to this file; -: print them instead of the text")
-        .type_name("FILE");
+        .output_file();
     const std::string own = example_lines("tessera explain", *family);
     sub.footer("Examples:" + own);
     examples += own;

@@ -208,7 +208,7 @@ Command add_fuzz(App parent) {
       .type_name("S")
       .non_negative()
       .shows_default();
-  app.add_option("--json", o->json, "Write counts, seeds and failures to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write counts, seeds and failures to this file").output_file();
   app.footer(
       "A number gives the same problem everywhere: a failure names the --seed that repeats it with --problems 1.\n\n"
       "Examples:\n"

@@ -41,6 +41,7 @@ int record(const Options& o) {
 
 int run(const Options& o) {
   if (!o.record.empty()) return record(o);
+  if (!o.only.empty() || !o.by.empty()) return fail(kBadUsage, "--kernel and --by are for --record");
   if (const Status& s = jit::kernel_sources().status; !s.ok()) return fail(kBadUsage, s.message());
   if (!std::filesystem::is_directory(o.results)) {
     return fail(kBadUsage, format("there is no folder '{}'; --results names the one with the records", o.results));
@@ -82,7 +83,7 @@ Command add_kernels(App parent) {
       .type_name("FILE");
   app.add_option("--kernel", o->only, "With --record: which").type_name("HEADER").delimiter(',');
   app.add_option("--by", o->by, "With --record: by which test").type_name("TEXT");
-  app.add_option("--json", o->json, "Write the list to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write the list to this file").output_file();
   app.footer(
       "The hash is of a kernel's code and all that it includes, without comments. `verify --record` writes records.\n\n"
       "Examples:\n"

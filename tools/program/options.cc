@@ -1,7 +1,11 @@
 #include "program/options.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <string_view>
 
 #include "program/console.h"
@@ -11,6 +15,30 @@ namespace tessera::tools {
 namespace {
 
 Option checked(CLI::Option* option, CLI::Validator check) { return Option(option->check(check.description(""))); }
+
+// `said` follows a value that is not accepted. CLI11's own checks would spell out double's range.
+Option checked(CLI::Option* option, bool (*accepted)(double), const char* said) {
+  const auto check = [=](const std::string& text) {
+    double value = 0;
+    const bool is_number = CLI::detail::lexical_cast(text, value);
+    return is_number && accepted(value) ? std::string() : format("{} is not {}", text, said);
+  };
+  return checked(option, CLI::Validator(check, ""));
+}
+
+// Empty, or why no file can be written there. Checked before a command spends minutes on what it would write.
+std::string refusal_of_file(const std::string& file) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (file == "-" || file.empty()) return {};
+  if (fs::is_directory(file, ignored)) return format("cannot write {}: it is a folder", file);
+  const fs::path folder = fs::path(file).parent_path();
+  if (!folder.empty() && !fs::is_directory(folder, ignored)) {
+    return format("cannot write {}: there is no folder {}", file, folder.string());
+  }
+  const std::string written = fs::exists(file, ignored) ? file : folder.empty() ? "." : folder.string();
+  return access(written.c_str(), W_OK) == 0 ? std::string() : format("cannot write {}", file);
+}
 
 template <class T>
 Option added(CLI::App* app, const std::string& name, T& to, const std::string& help) {
@@ -26,8 +54,15 @@ Option Option::excludes(const char* flag) const { return Option(option_->exclude
 Option Option::one_of(const std::vector<std::string>& values) const { return checked(option_, CLI::IsMember(values)); }
 Option Option::range(int least, int most) const { return checked(option_, CLI::Range(least, most)); }
 Option Option::range(double least, double most) const { return checked(option_, CLI::Range(least, most)); }
-Option Option::positive() const { return checked(option_, CLI::PositiveNumber); }
-Option Option::non_negative() const { return checked(option_, CLI::NonNegativeNumber); }
+Option Option::positive() const {
+  return checked(
+      option_, [](double value) { return value > 0; }, "a number above 0");
+}
+Option Option::non_negative() const {
+  return checked(
+      option_, [](double value) { return value >= 0; }, "0 or above");
+}
+Option Option::output_file() const { return checked(option_->type_name("FILE"), CLI::Validator(refusal_of_file, "")); }
 
 App App::add_subcommand(const std::string& name, const std::string& help) const {
   return App(app_->add_subcommand(name, help));
@@ -51,7 +86,12 @@ Option App::add_option(const std::string& name, int& to, const std::string& help
   return added(app_, name, to, help);
 }
 Option App::add_option(const std::string& name, std::uint64_t& to, const std::string& help) const {
-  return added(app_, name, to, help);
+  // CLI11 would take what is negative or too large for some other number.
+  const auto check = [](const std::string& text) {
+    const bool is_digits = text.find_first_not_of("0123456789") == std::string::npos;
+    return is_digits && text.size() < 20 ? std::string() : format("{} is not a whole number of up to 19 digits", text);
+  };
+  return checked(app_->add_option(name, to, help), CLI::Validator(check, ""));
 }
 Option App::add_option(const std::string& name, double& to, const std::string& help) const {
   return added(app_, name, to, help);
@@ -125,7 +165,10 @@ int run_commands(int argc, char** argv, const std::vector<Command (*)(App)>& add
   }
   try {
     for (const Command& command : commands) {
-      if (command.app.parsed()) return command.run();
+      if (!command.app.parsed()) continue;
+      const int code = command.run();
+      const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+      return is_written || code != kSuccess ? code : fail(kCheckFailed, "cannot write to standard output");
     }
   } catch (const std::exception& e) {
     return fail(kCheckFailed, e.what());

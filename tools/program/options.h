@@ -31,6 +31,7 @@ class Option {
   Option range(double least, double most) const;
   Option positive() const;
   Option non_negative() const;
+  Option output_file() const;  // "-", or a file in a folder that can be written to
 
  private:
   CLI::Option* option_;

@@ -1,6 +1,7 @@
 // `tessera report`: everything that was measured as one HTML file, and README's tables and picture from the same
 // results.
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -63,6 +64,9 @@ int write_or_check(const std::string& file, const std::string& text, bool check)
 }
 
 int run(const Options& o) {
+  if (!std::filesystem::is_directory(o.results)) {
+    return fail(kBadUsage, format("there is no folder '{}'; --results names the one with the results", o.results));
+  }
   Result<results::History> history = results::History::open(o.history.empty() ? ":memory:" : o.history);
   if (!history.ok()) return fail(kBadUsage, history.status().message());
   const Result<int> added = history->import_results(o.results);
@@ -70,11 +74,15 @@ int run(const Options& o) {
 
   int code = kSuccess;
   if (!o.readme.empty()) {
-    const std::string text = with_tables(read_file(o.readme), results::readme_tables(*history));
+    const std::string given = read_file(o.readme);
+    if (given.empty()) return fail(kBadUsage, format("cannot read {}", o.readme));
+    const std::string text = with_tables(given, results::readme_tables(*history));
     if (text.empty()) return fail(kBadUsage, format("{} has no part that begins with {}", o.readme, kBegin));
     code = std::max(code, write_or_check(o.readme, text, o.check));
   }
-  if (const auto picture = results::readme_picture(*history); !o.picture.empty() && picture) {
+  if (!o.picture.empty()) {
+    const auto picture = results::readme_picture(*history);
+    if (!picture) return fail(kBadUsage, format("{} has no speed beside peers to draw", o.results));
     code = std::max(code, write_or_check(o.picture, *picture, o.check));
   }
   if (o.readme.empty() && o.picture.empty()) {
@@ -102,12 +110,12 @@ Command add_report(App parent) {
   app.add_option("--history", o->history,
                  "SQLite file that keeps every imported run; without it, only the results are shown")
       .type_name("FILE");
-  app.add_option("--output", o->output, "HTML file to write").type_name("FILE").shows_default();
+  app.add_option("--output", o->output, "HTML file to write").output_file().shows_default();
   app.add_option("--readme", o->readme, "Update the tables in this file instead of writing the page").type_name("FILE");
   app.add_option("--picture", o->picture, "Write the charts of speed to this SVG file instead of writing the page")
-      .type_name("FILE");
+      .output_file();
   app.add_flag("--check", o->check, "Write nothing; fail if a file is not what the results say");
-  app.add_option("--json", o->json, "Write the list of runs to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write the list of runs to this file").output_file();
   app.footer(
       "The page is self-contained: it has no script and makes no request. It follows the reader's light or dark "
       "theme.\n\n"

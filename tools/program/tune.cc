@@ -92,6 +92,7 @@ class ShortNames {
 };
 
 int dry_run(const Options& o, const Cases& list) {
+  if (o.arch == "cpu") return fail(kBadUsage, "the CPU has nothing to tune; --arch is a GPU's");
   const Result<engine::Device> device = engine::cuda_device(o.arch);
   if (!device.ok()) return fail(kBadUsage, device.status().message());
   Table table(
@@ -387,7 +388,7 @@ Command add_tune(App parent) {
   const App app = parent.add_subcommand("tune", "Search for the fastest Config on this GPU, and keep it");
   app.add_flag("--list", o->list, "What the tuning table holds");
   app.add_flag("--clear", o->clear, "Remove all that it holds").excludes("--list");
-  app.add_option("--json", o->json, "Write all figures to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write all figures to this file").output_file();
   const auto run_parsed = std::make_shared<Run>();
   for (const verify::Family* family : verify::families()) {
     const App sub = app.add_subcommand(family->name, format("Tune kernels of {}", family->name));
@@ -399,7 +400,7 @@ Command add_tune(App parent) {
         "best\n"
         "so far. Without --cases and without a problem of your own, all bf16 cases of suite bench-gpu are tuned.\n\n"
         "Examples:{1}\n"
-        "  tessera tune {0} --cases bf16/b2_sq8192 --budget 120 --json tune.json\n"
+        "  tessera tune {0} --cases bf16 --budget 120 --json tune.json\n"
         "  tessera tune {0} --dry-run --arch sm_90a",
         family->name, tune_examples(*family)));
     sub.callback([=] { *run_parsed = [=] { return run(*family, *values, *o); }; });

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -82,16 +83,23 @@ std::string code_of(const Kernels& kernels) {
   return text.empty() ? "" : jit::hash_of(text).hex();
 }
 
+// What --json wrote. Empty if there is no such file, if it is another, or one that is just being written.
+Json earlier_runs(const std::string& file) {
+  std::ifstream in(std::filesystem::is_regular_file(file) ? file : "");
+  Json runs = Json::parse(in, nullptr, false);
+  if (runs.is_object()) runs = Json::array({runs});
+  const bool is_good = runs.is_array() && std::all_of(runs.begin(), runs.end(), [](const Json& run) {
+                         return run.is_object() && run.contains("suite") && run.contains("cases");
+                       });
+  return is_good ? runs : Json::array();
+}
+
 // The cases that passed in earlier runs of the same kind, by name and the hash of their kernels.
 using Passes = std::map<std::pair<std::string, std::string>, Json>;
 Passes earlier_passes(const Options& o, const std::string& arch_code, const std::string& device) {
   Passes passes;
   for (const std::string& file : o.resume) {
-    std::ifstream in(file);
-    Json runs = Json::parse(in, nullptr, false);
-    if (runs.is_object()) runs = Json::array({runs});
-    if (!runs.is_array()) continue;
-    for (const Json& run : runs) {
+    for (const Json& run : earlier_runs(file)) {
       if (run.value("suite", "") != o.suite || run.value("arch_code", "") != arch_code ||
           run.value("device", "") != device || run.value("seed", o.seed) != o.seed ||
           run.value("repeat", o.repeat) != o.repeat) {
@@ -285,7 +293,7 @@ Summary summary_of(const Options& o, const Cases& list, const Run& run) {
   for (std::size_t n = 0; n < list.size(); ++n) {
     if (run.late[n]) continue;
     const auto judge = [&](double ratio, const std::string& tensor) {
-      if (ratio < s.worst) return;
+      if (tensor.empty() || ratio < s.worst) return;  // empty: it did not run
       s.worst = ratio;
       s.worst_case = format("{} of {}", tensor, list[n]->name);
     };
@@ -398,6 +406,12 @@ int run(const Options& o) {
     return fail(kBadUsage, "--record is for the whole suite full on a GPU");
   }
   if (const Status s = results::may_record(); !o.record.empty() && !s.ok()) return fail(kBadUsage, s.message());
+  if (!o.resume.empty() && o.device == "cpu") {
+    return fail(kBadUsage, "--resume keeps what passed with the same GPU kernels; it needs --device cuda");
+  }
+  for (const std::string& file : o.resume) {
+    if (earlier_runs(file).empty()) print(stderr, "note: --resume: there is nothing in {}\n", file);
+  }
   const bool sampled = std::any_of(list.begin(), list.end(), [](const auto& c) { return c->is_sampled(); });
   const int workers = sampled ? 1 : std::min<int>(verify::machine_threads(), static_cast<int>(list.size()));
   const auto begin = std::chrono::steady_clock::now();
@@ -436,14 +450,16 @@ Command add_verify(App parent) {
       .range(1, 100000)
       .shows_default();
   app.add_option("--seed", o->seed, "Of the inputs: N - 1 is added to each case's own").type_name("N").shows_default();
-  app.add_option("--json", o->json, "Write every case's outcome to this file").type_name("FILE");
+  app.add_option("--json", o->json, "Write every case's outcome to this file").output_file();
   app.add_option("--record", o->record, "Record in this file which kernels passed all of their cases; GPU, suite full")
       .type_name("FILE");
-  app.add_option("--seconds", o->seconds, "Start no case after this time; --resume goes on later. Exit code 1")
+  app.add_option("--seconds", o->seconds,
+                 "Start no case after this time, and exit with 1; --resume goes on later. 0: no limit")
       .type_name("S")
-      .non_negative();
+      .non_negative()
+      .shows_default();
   app.add_option("--resume", o->resume,
-                 "Go on from files that --json wrote on such a device: keep what passed there with the same kernels")
+                 "Go on from files that --json wrote on such a GPU: keep what passed there with the same kernels")
       .type_name("FILE");
   app.add_flag("--verbose", o->verbose, "A line for every case");
   app.add_flag("--progress", o->progress, "Draw the bar even if stderr is no terminal");

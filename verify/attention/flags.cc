@@ -180,6 +180,11 @@ Result<Options> options_from(const FlagValues& values) {
     if (!given(flag)) continue;
     if (Status s = read_number(flag, values.at(flag).front(), *to); !s.ok()) return s;
   }
+  if (given("--scale-block") && o.dtype != "e4m3") return invalid("--scale-block is for --dtype e4m3");
+  if (o.scale_block != 0 && o.scale_block != 64 && o.scale_block != 128) {
+    return invalid(format("--scale-block is {}; 64, 128 and 0 are accepted", o.scale_block));
+  }
+  if (o.is_causal && !o.align.empty()) return invalid("--align is for masks without --causal, which names its own");
   if (o.rotary % 2 != 0) return invalid(format("--rotary is {}; an even number of columns is accepted", o.rotary));
   if (given("--window")) {
     for (const std::string& edge : values.at("--window")) {
@@ -252,7 +257,7 @@ Result<std::unique_ptr<Case>> described_attention(const FlagValues& values) {
   Shapes shapes({TESSERA_CPU, 0});
   const tessera_attention args = arguments(*options, shapes);
   // The contract's own check makes the problem.
-  const auto checked = attention::check(kOps.at(options->op), &args, attention::Look::kShapes);
+  const auto checked = attention::check(kOps.at(options->op), &args, Look::kShapes);
   if (!checked.ok()) return checked.status();
   cases::Case c;
   c.problem = checked->args.problem;

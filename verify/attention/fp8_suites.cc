@@ -55,7 +55,7 @@ void add_full_fp8(std::vector<Case>& out) {
   for (const bool rotated : {false, true}) add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(rotated), uneven()});
   // The largest keys, which have most of the weight, are in key tiles with each of V's scales.
   add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(), uneven(192)});
-  add({1, 200, 400, 150, 150, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});  // the dynamic scheduler
+  add({1, 130, 400, 133, 133, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});  // the dynamic scheduler
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});
@@ -69,8 +69,10 @@ void add_full_fp8(std::vector<Case>& out) {
   add({1, 100, 3000, 2, 1, 128, 128}, {fp8(64, 64, 64), values(Distribution::kMeanValues)});
   add({1, 100, 3000, 2, 1, 128, 128}, {fp8(), values(Distribution::kMeanValues), softcap(20)});
   add({1, 100, 2000, 2, 1, 64, 64}, {fp8(), values(Distribution::kSteps)});
+  add({1, 100, 2000, 2, 1, 128, 128}, {fp8(), values(Distribution::kConstant)});  // the largest sums
   for (const std::int64_t d : {64, 128, 256}) add({1, 100, 2000, 2, 1, d, d}, {rounded_to_fp8(), truncated_sums()});
   for (const std::int64_t d : {64, 128}) add({1, 100, 2000, 2, 1, d, d}, {rounded_to_fp8(), uneven()});
+  add({1, 100, 2000, 2, 1, 128, 128}, {fp8(64, 64, 64), uneven()});
   for (const std::int64_t d : {16, 48, 96, 112, 128, 160, 192, 256}) {
     add({1, 97, 231, 4, 2, d, d}, {rounded_to_fp8(d == 192)});
   }

@@ -157,6 +157,9 @@ std::vector<Case> full() {
     // Clusters in which a CTA has no keys, or none at all.
     out.push_back(make(kBackward, dtype, {4, 200, 300, 4, 2, 256, 256},
                        {varlen({170, 9, 200, 1}, {300, 64, 33, 0}), causal(), bottom_right()}));
+    out.push_back(make(kBackward, dtype, {4, 200, 300, 4, 2, 192, 192},
+                       {varlen({170, 9, 200, 1}, {300, 64, 33, 0}), causal(), bottom_right(), deterministic()}));
+    out.push_back(make(kBackward, dtype, {1, 500, 500, 2, 2, 144, 144}, {window(150, 20), deterministic()}));
     // All keys in one CTA, with one and with two consumers: heads that share them, queries that see none, sequences
     // without keys, and several times as many CTAs as a large GPU runs at once.
     for (std::int64_t sk : {40, 100}) {
@@ -181,6 +184,12 @@ std::vector<Case> full() {
     // Groups whose query heads are divided among CTAs, not evenly.
     out.push_back(make(kBackward, dtype, {1, 500, 700, 7, 1, 64, 64}, {causal(), bottom_right()}));
     out.push_back(make(kBackward, dtype, {2, 150, 200, 7, 1, 128, 128}));
+    out.push_back(make(kBackward, dtype, {1, 500, 700, 7, 1, 64, 64}, {causal(), bottom_right(), deterministic()}));
+    // Groups that are not divided, in turns.
+    if (dtype == DType::kBFloat16) {
+      out.push_back(make(kBackward, dtype, {1, 70, 200, 132, 66, 64, 64}, {causal(), bottom_right(), deterministic()}));
+      out.push_back(make(kBackward, dtype, {1, 70, 130, 132, 66, 136, 136}, {deterministic()}));
+    }
     out.push_back(make(kBackward, dtype, {1, 100, 200, 2, 1, 64, 256}, {causal(), bottom_right()}));
     out.push_back(make(kBackward, dtype, {1, 200, 100, 2, 1, 256, 128}, {causal(), bottom_right()}));
     // Several times as many tiles as a large GPU runs at once.

@@ -31,6 +31,7 @@ Result<Case> case_from(const FlagValues& values) {
   p.preactivation = given("--preactivation");
   p.residual = given("--residual");
   if (given("--groups")) {
+    if (p.groups == 0) return invalid("--groups is 0; 1 to 2^40 is accepted");
     p.op = GemmOp::kGrouped;
     const std::string ragged = given("--ragged") ? values.at("--ragged").front() : "";
     p.grouping = ragged == "rows" ? kRaggedRows : ragged == "sums" ? kRaggedSums : kBatched;
@@ -143,8 +144,7 @@ Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
   Shapes shapes(*c, {TESSERA_CPU, 0});
   const tessera_gemm args = arguments(*c, shapes);
   // The contract's own check decides whether there is such a problem.
-  const auto checked =
-      tessera::gemm::check(static_cast<tessera_gemm_op>(c->problem.op), &args, tessera::gemm::Look::kShapes);
+  const auto checked = tessera::gemm::check(static_cast<tessera_gemm_op>(c->problem.op), &args, Look::kShapes);
   if (!checked.ok()) return checked.status();
   return gemm_case(*c);
 }

@@ -182,7 +182,7 @@ std::vector<Case> full() {
     out.push_back(
         make(dtype, {5000, 1365, 512}, {sampled(40), transposed(false, true), gradient(), activation(kSilu)}));
     out.push_back(make(dtype, {1365, 512, 9001}, {sampled(40), transposed(true, true), to_fp32()}));
-    out.push_back(make(dtype, {512, 1365, 5001}, {sampled(40), transposed(true, true)}));
+    out.push_back(make(dtype, {512, 1365, 9003}, {sampled(40), transposed(true, true)}));
     // Rows that start anywhere, of a and out together, of a weight, of both operands of a weight's gradient, of a gated
     // product; and rows whose ends are not whole chunks.
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), transposed(false, true)}));

@@ -95,8 +95,7 @@ Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
   if (!c.ok()) return c.status();
   const Shapes shapes(*c, {TESSERA_CPU, 0});
   // The contract's own check decides whether there is such a problem.
-  const auto checked =
-      tessera::mlp::check(static_cast<tessera_mlp_op>(c->problem.op), &shapes.args, tessera::mlp::Look::kShapes);
+  const auto checked = tessera::mlp::check(static_cast<tessera_mlp_op>(c->problem.op), &shapes.args, Look::kShapes);
   if (!checked.ok()) return checked.status();
   return mlp_case(*c);
 }

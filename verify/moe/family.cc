@@ -108,8 +108,7 @@ Result<std::unique_ptr<verify::Case>> described(const FlagValues& values) {
   if (!c.ok()) return c.status();
   const Shapes shapes(*c, {TESSERA_CPU, 0});
   // The contract's own check decides whether there is such a problem.
-  const auto checked =
-      tessera::moe::check(static_cast<tessera_moe_op>(c->problem.op), &shapes.args, tessera::moe::Look::kShapes);
+  const auto checked = tessera::moe::check(static_cast<tessera_moe_op>(c->problem.op), &shapes.args, Look::kShapes);
   if (!checked.ok()) return checked.status();
   return moe_case(*c);
 }

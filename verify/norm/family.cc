@@ -33,6 +33,12 @@ Result<Case> case_from(const FlagValues& values) {
   const std::string op = given("--op") ? values.at("--op").front() : "forward";
   p.op = op == "rotary" ? NormOp::kRotary : op == "backward" ? NormOp::kBackward : NormOp::kForward;
   const bool rotary = p.op == NormOp::kRotary;
+  for (const char* flag : {"--heads", "--rotated", "--interleaved"}) {
+    if (!rotary && given(flag)) return invalid(format("{} is for --op rotary", flag));
+  }
+  for (const char* flag : {"--layer", "--residual"}) {
+    if (rotary && given(flag)) return invalid(format("{} is given with --op rotary, which has none", flag));
+  }
   p.dtype = p.table_dtype = given("--dtype") ? kDTypes.at(values.at("--dtype").front()) : DType::kBFloat16;
   p.rows = 16384;
   p.columns = rotary ? 128 : 4096;

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import pathlib
 import platform
 import sys
@@ -189,8 +190,14 @@ def environment(torch, options, version):
 
 def main(arguments=None):
     options = parse(arguments)
+    if options.json and not os.access(os.path.dirname(options.json) or ".", os.W_OK):
+        return fail(f"cannot write {options.json}")
     if options.compare:
-        text, apart = report.compare(*(report.read(name) for name in options.compare))
+        try:
+            records = [report.read(name) for name in options.compare]
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            return fail(f"cannot read what --json wrote: {problem}")
+        text, apart = report.compare(*records)
         print(text)
         return fail(apart, 1) if apart else 0
     try:
@@ -199,6 +206,8 @@ def main(arguments=None):
         return fail("PyTorch is not installed in this Python; the benchmark needs it", 3)
     if options.device == "cuda" and not torch.cuda.is_available():
         return fail("PyTorch finds no CUDA device; the benchmark needs an NVIDIA GPU", 3)
+    if options.rounds < 1:
+        return fail(f"--rounds is {options.rounds}; 1 and more are accepted")
     if options.dtype == "fp32" and (options.suite, options.device) != ("products", "cpu"):
         return fail("--dtype fp32 is for --suite products --device cpu")
     if options.suite in ("np", "products"):
