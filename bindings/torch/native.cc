@@ -300,7 +300,8 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
   return PyUnicode_FromString(text.c_str());
 }
 
-// Whether tensors may carry forward-mode tangents: there may be some if PyTorch does not say.
+// Whether tensors may carry forward-mode tangents: there may be some if PyTorch does not say. As in_dual_level of
+// python/tessera/_ops.py, without a call of Python.
 bool in_dual_level() {
   const Ref level(PyObject_GetAttr(torch.forward_ad, names.current_level));
   if (!level) PyErr_Clear();

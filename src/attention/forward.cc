@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <optional>
 
 #include "attention/cache_append.h"
 #include "attention/family.h"
@@ -96,17 +97,20 @@ jit::KernelInstance main_kernel(const Config& config) {
           .pdl = true};
 }
 
-Status enqueue(const Config& config, AttentionArgs args, const engine::Launch& launch) {
-  const AttentionProblem& p = args.problem;
+Status enqueue(const Config& config, const AttentionArgs& given, const engine::Launch& launch) {
+  const AttentionProblem& p = given.problem;
   const std::int64_t q_tiles = ceil_div(p.seq_q, config.block_q);
   if (saturating_product(q_tiles, p.batch, p.heads_q) > INT_MAX) {
     return Status(TESSERA_UNSUPPORTED, "attention_forward: more rows than one grid can cover");
   }
   if (config.cache && (p.batch == 0 || p.seq_q == 0)) return {};
   const bool appends = p.seq_new > 0;
+  std::optional<AttentionArgs> appended;
   if (appends) {
-    if (Status s = enqueue_append(*launch.kernels[0], args, launch.workspace, launch.stream); !s.ok()) return s;
+    Status s = enqueue_append(*launch.kernels[0], appended.emplace(given), launch.workspace, launch.stream);
+    if (!s.ok()) return s;
   }
+  const AttentionArgs& args = appended ? *appended : given;
   AttentionForwardParams params = {};
   fill_inputs(params, args);
   fill_outputs(params, args);

@@ -5,6 +5,7 @@
 #include <climits>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "attention/cache_append.h"
@@ -241,17 +242,20 @@ std::size_t workspace_of(const AttentionProblem& p, const Config& config) {
   return config.dynamic_scheduler ? appended > 0 ? kCounterBytes + appended : sizeof(unsigned) : appended;
 }
 
-Status enqueue(const Config& config, AttentionArgs args, const engine::Launch& launch) {
-  const bool appends = args.problem.seq_new > 0;
+Status enqueue(const Config& config, const AttentionArgs& given, const engine::Launch& launch) {
+  const bool appends = given.problem.seq_new > 0;
   const cuda::Kernel& kernel = *launch.kernels[appends ? 1 : 0];
-  if (args.problem.batch == 0 || args.problem.seq_q == 0) return {};
+  if (given.problem.batch == 0 || given.problem.seq_q == 0) return {};
   if (config.dynamic_scheduler) {
     if (Status s = cuda::zero(kernel.device, launch.workspace, sizeof(unsigned), launch.stream); !s.ok()) return s;
   }
+  std::optional<AttentionArgs> appended;
   if (appends) {
     char* const rest = static_cast<char*>(launch.workspace) + (config.dynamic_scheduler ? kCounterBytes : 0);
-    if (Status s = enqueue_append(*launch.kernels[0], args, rest, launch.stream); !s.ok()) return s;
+    Status s = enqueue_append(*launch.kernels[0], appended.emplace(given), rest, launch.stream);
+    if (!s.ok()) return s;
   }
+  const AttentionArgs& args = appended ? *appended : given;
   auto work = forward_sm90_work(args, config, kernel.multiprocessors);
   if (!work.ok()) return work.status();
   const auto boxes = forward_sm90_boxes(args, config);
