@@ -166,6 +166,19 @@ class Trainer:
         self.step_count += 1
         return loss.item(), norm.item()
 
+    def warm_up(self, ids):
+        """Compiles kernels and fills the allocator with the model's first layer, so that the first step is like the next ones."""
+        layers = self.model.model.layers
+        self.model.model.layers = layers[:1]
+        try:
+            loss_of(self.model, ids, self.options.offload).backward()
+        finally:
+            self.model.model.layers = layers
+        self.optimizer.zero_grad()
+        if ids.is_cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+
     def save(self, file):
         with torch.no_grad():
             lora = {name: p.cpu() for name, p in self.trained.items()}
@@ -292,6 +305,7 @@ def main():
     if options.state and os.path.exists(options.state):
         trainer.load(options.state)
         print(f"goes on after step {trainer.step_count} of {options.state}")
+    trainer.warm_up(batch_at(trainer.step_count, tokens, options, device))
     seconds, losses, norms = [], [], []
     progress = tqdm(range(options.steps), unit="step", file=sys.stdout)
     for _ in progress:
@@ -306,9 +320,7 @@ def main():
             f"loss {loss:.3f}, gradient norm {norm:.3f}, {rate:,.0f} tokens/s, {memory(device):.2f} GiB")
     if options.state:
         trainer.save(options.state)
-    # The first step compiles kernels and fills the allocator.
-    steady = sorted(seconds[1:] or seconds)
-    rate = options.batch * options.seq / steady[len(steady) // 2]
+    rate = options.batch * options.seq / sorted(seconds)[len(seconds) // 2]
     if options.json:
         said = dict(attention=options.attention, layers=model.config.num_hidden_layers, dtype=str(dtype)[6:],
                     four_bit=options.four_bit, batch=options.batch, seq=options.seq, checkpointing=options.checkpointing,

@@ -108,8 +108,21 @@ finish_all() {
   started=()
 }
 
+# This test makes the GPU fault, before anything else is on it: a context beside it was once lost, too.
+fault_test=Errors.a_lost_context*
+run_fault_test() {
+  [ -x "$build/bin/cuda_test" ] || return
+  timeout 120 "$build/bin/cuda_test" --gtest_filter="$fault_test" > "$out/fault_test.txt" 2>&1
+  echo $? > "$out/fault_test.code"
+}
+
 stage_tests() {
-  if [ -x "$build/bin/cuda_test" ]; then start cuda_test 300 "$build/bin/cuda_test"; else skip "cuda_test: not built"; fi
+  [ ! -e "$out/fault_test.code" ] || started+=(fault_test)
+  if [ -x "$build/bin/cuda_test" ]; then
+    start cuda_test 300 "$build/bin/cuda_test" --gtest_filter="-$fault_test"
+  else
+    skip "cuda_test: not built"
+  fi
   if "$python" -c 'import tessera, pytest, torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
     local workers=()
     "$python" -c 'import xdist' 2> /dev/null && workers=(-n $(($(nproc) / 3 + 1)) --dist worksteal)
@@ -265,6 +278,7 @@ run_stage() {
 due=()
 for stage in "${stages[@]}"; do [ -e "$out/$stage.passed" ] || due+=("$stage"); done
 is_due() { [[ " ${due[*]} " = *" $1 "* ]]; }
+is_due tests && run_fault_test
 for pair in "${side_by_side[@]}"; do
   for stage in $pair; do
     is_due "$stage" || continue

@@ -18,7 +18,7 @@ import shutil
 import sys
 
 from break_kernels import ROOT, Misfit, apply
-from mutations import (BACKWARD, MLP_NLL, NARROW, SM90_BACKWARD, SM90_DETERMINISTIC, WIDE_BACKWARD,
+from mutations import (BACKWARD, NARROW, SM90_BACKWARD, SM90_DETERMINISTIC, WIDE_BACKWARD,
                        Mutation)
 
 STAGE = "shared + barriers + place<stages>(step).stage * kMbarrierBytes"
@@ -66,8 +66,6 @@ CHANGES = (
               ("    if (consumer == 1) named_barrier_arrive(kTurn, 256);", "    "),
               ("    pipe.parity ^= stages / config.stages & 1;\n",
                "    ++turns; pipe.parity ^= stages / config.stages & 1;\n")), NARROW),
-    Mutation("no bar.arrive", "loss/mlp_gmm_nll_sm90.cuh",
-             (("    if (this->consumer == 1) named_barrier_arrive(Mlp::kTurn, 256);", "    "),), MLP_NLL),
 )
 
 

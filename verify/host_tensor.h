@@ -18,14 +18,14 @@ struct HostTensor {
   // terms cancel, the error of fp32 arithmetic is still about its epsilon times this.
   double terms = 0;
 
-  // Results of the oracle only, dq and dk: what rounding O to its type does to each row along the last dim, as a norm.
-  // Every backward is given a rounded O; the error of rowsum(dO o O) is one number for a whole row of dS, so it does
-  // not average out, and that of the plain computation may be small by luck.
+  // Results of the oracle only: what rounding an earlier result to its type does to each row along the last dim, as a norm.
+  // E.g. every attention backward is given a rounded O; the error of rowsum(dO o O) is one number for a whole row of dS, so
+  // it does not average out, and that of the plain computation may be small by luck.
   std::vector<double> row_noise;
 
-  // Likewise: the expected error of each row if dS is rounded to its type before it is multiplied, as a norm. If the
-  // vectors that it multiplies are alike and their sum cancels, a row's error is one random number, and that of the
-  // plain computation may be small by luck.
+  // Likewise: the expected error of each row if a factor (dS, hidden values) is rounded to its type before it is multiplied,
+  // as a norm. If the vectors that it multiplies are alike and their sum cancels, or if a row has few values, its error is
+  // one random number, and that of the plain computation may be small by luck.
   std::vector<double> row_rounding;
 
   HostTensor() = default;
@@ -58,5 +58,7 @@ double from_bits_e4m3(std::uint8_t bits);
 double largest(const HostTensor& t);
 double largest_norm(const HostTensor& t, bool of_columns);
 double epsilon_of(DType dtype);  // the gap between 1 and the next number: 2^-23, 2^-10, 2^-7
+// The root mean square of what rounding does to a value, relative to it.
+double rounding_error_of(DType dtype);
 
 }  // namespace tessera::verify

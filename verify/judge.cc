@@ -197,6 +197,10 @@ double largest_norm(const HostTensor& t, bool of_columns) {
 
 double epsilon_of(DType dtype) { return std::ldexp(1.0, 1 - format_of(dtype).significand); }
 
+// An error is uniform between -1/2 and 1/2 ulp, which is epsilon / m of a value with mantissa m; 0.735 is the root of the mean
+// of 1 / m^2.
+double rounding_error_of(DType dtype) { return 0.735 / std::sqrt(12.0) * epsilon_of(dtype); }
+
 Verdict judge(const HostTensor& result, const HostTensor& oracle, const HostTensor& baseline, DType dtype,
               double floor) {
   Verdict verdict;

@@ -5,7 +5,9 @@
 // wheel works with every PyTorch. The GIL guards all state here and is released while a kernel runs.
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <new>
+#include <utility>
 
 #include "plan.h"
 #include "tensor.h"
@@ -17,7 +19,7 @@ namespace {
 Fill rows_of(const tessera_attention& args) { return args.cu_seqlens_q != nullptr ? Fill::kZero : Fill::kNone; }
 
 // Every op takes its options as one tuple, in this order.
-bool read_options(PyObject* options, tessera_attention* args) {
+bool parse_options(PyObject* options, tessera_attention* args) {
   constexpr Py_ssize_t kOptions = 9;
   if (PyTuple_Size(options) != kOptions) {
     PyErr_Format(PyExc_TypeError, "options must be a tuple of %zd", kOptions);
@@ -46,6 +48,79 @@ bool read_options(PyObject* options, tessera_attention* args) {
   args->attention_chunk = integer(8, "attention_chunk");
   return PyErr_Occurred() == nullptr;
 }
+
+// args: no tensors yet. The last tuple is kept, with its options: Python caches tuples, so the next one is often the same.
+bool read_options(PyObject* options, tessera_attention* args) {
+  static PyObject* kept = nullptr;
+  static tessera_attention parsed = TESSERA_ATTENTION_INIT;
+  if (options == kept) {
+    *args = parsed;
+    return true;
+  }
+  if (!parse_options(options, args)) return false;
+  parsed = *args;
+  Py_INCREF(options);
+  Py_XDECREF(std::exchange(kept, options));
+  return true;
+}
+
+// Whether two arguments give the same options. Values of other types than these may change, so they are never the same.
+// Runs no Python code.
+bool is_same_value(PyObject* a, PyObject* b) {
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyTuple_CheckExact(a)) {
+    bool same = PyTuple_Size(a) == PyTuple_Size(b);
+    for (Py_ssize_t i = 0; same && i < PyTuple_Size(a); ++i) {
+      same = is_same_value(PyTuple_GetItem(a, i), PyTuple_GetItem(b, i));
+    }
+    return same;
+  }
+  if (a == Py_None || PyBool_Check(a) || PyUnicode_CheckExact(a)) return a == b;
+  return (PyLong_CheckExact(a) || PyFloat_CheckExact(a)) && PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+}
+
+// The options of the last calls, by the arguments that they were made of and depend on alone. The GIL guards them.
+class KnownOptions {
+ public:
+  static constexpr Py_ssize_t kGiven = 10;
+
+  // make: called with a tuple of what is given, unless it is known.
+  bool read(PyObject* make, PyObject* const* given, tessera_attention* args) {
+    for (const Known& known : known_) {
+      if (!matches(known, given)) continue;
+      *args = known.options;
+      return true;
+    }
+    Known made{Ref(PyTuple_New(kGiven))};
+    for (Py_ssize_t i = 0; made.given && i < kGiven; ++i) {
+      Py_INCREF(given[i]);
+      PyTuple_SetItem(made.given.get(), i, given[i]);
+    }
+    const Ref options(made.given ? PyObject_CallFunctionObjArgs(make, made.given.get(), nullptr) : nullptr);
+    if (!options || !read_options(options.get(), &made.options)) return false;
+    *args = made.options;
+    if (!matches(made, given)) return true;  // some may change, so they are not kept
+    std::swap(known_[next_], made);
+    next_ = (next_ + 1) % std::size(known_);
+    return true;
+  }
+
+ private:
+  struct Known {
+    Ref given;  // a tuple
+    tessera_attention options = TESSERA_ATTENTION_INIT;
+  };
+
+  static bool matches(const Known& known, PyObject* const* given) {
+    for (Py_ssize_t i = 0; known.given && i < kGiven; ++i) {
+      if (!is_same_value(PyTuple_GetItem(known.given.get(), i), given[i])) return false;
+    }
+    return static_cast<bool>(known.given);
+  }
+
+  Known known_[4];
+  std::size_t next_ = 0;
+};
 
 // e4m3 is read as uint8, which every PyTorch has.
 bool is_byte(const View& view) { return view.tensor.dtype.code == TESSERA_UINT && view.tensor.dtype.bits == 8; }
@@ -143,22 +218,24 @@ struct Outputs {
 
 bool is_true(PyObject* value) { return PyObject_IsTrue(value) == 1; }
 
+// packing: alibi, cu_seqlens_q and cu_seqlens_k. The options are in in->args.
+PyObject* run_forward(PyObject* const* qkv, PyObject* const* packing, bool with_lse, Inputs* in) {
+  Outputs outputs;
+  if (!in->read_qkv(qkv, Data::kNeeded) || !in->read_packing(packing, Data::kNeeded)) return nullptr;
+  if (in->q.tensor.dtype.code == TESSERA_FLOAT8_E4M3FN) {
+    fail("q is float8_e4m3fn; float16, bfloat16 and float32 are accepted, which precision=\"fp8\" rounds to it");
+    return nullptr;
+  }
+  if (!outputs.make(in, with_lse) || !run(TESSERA_ATTENTION_FORWARD, in->args, in->q)) return nullptr;
+  return outputs.result(with_lse);
+}
+
 // forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, options, heads_first, with_lse) -> out or (out, lse)
 PyObject* forward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   if (!expect("forward", count, 9)) return nullptr;
   Inputs in(is_true(values[7]));
-  Outputs outputs;
-  const bool with_lse = is_true(values[8]);
-  if (!in.read_qkv(values, Data::kNeeded) || !in.read_packing(values + 3, Data::kNeeded) ||
-      !read_options(values[6], &in.args)) {
-    return nullptr;
-  }
-  if (in.q.tensor.dtype.code == TESSERA_FLOAT8_E4M3FN) {
-    fail("q is float8_e4m3fn; float16, bfloat16 and float32 are accepted, which precision=\"fp8\" rounds to it");
-    return nullptr;
-  }
-  if (!outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_FORWARD, in.args, in.q)) return nullptr;
-  return outputs.result(with_lse);
+  if (!read_options(values[6], &in.args)) return nullptr;
+  return run_forward(values, values + 3, is_true(values[8]), &in);
 }
 
 bool as_e4m3(const char* name, View* view) {
@@ -203,8 +280,8 @@ PyObject* decode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   Appended appended;
   Outputs outputs;
   const bool with_lse = is_true(values[18]);
-  if (!in.read_qkv(values, Data::kNeeded) || !in.read_cache(values + 3, Data::kNeeded) ||
-      !appended.read(values + 6, Data::kNeeded, &in.args) || !read_options(values[17], &in.args) ||
+  if (!read_options(values[17], &in.args) || !in.read_qkv(values, Data::kNeeded) ||
+      !in.read_cache(values + 3, Data::kNeeded) || !appended.read(values + 6, Data::kNeeded, &in.args) ||
       !outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
     return nullptr;
   }
@@ -216,8 +293,8 @@ PyObject* backward(PyObject*, PyObject* const* values, Py_ssize_t count) {
   if (!expect("backward", count, 12)) return nullptr;
   Inputs in(is_true(values[7]));
   View out, lse, dout, dlse, dq, dk, dv;
-  if (!in.read_qkv(values, Data::kNeeded) || !in.read_packing(values + 3, Data::kNeeded) ||
-      !read_options(values[6], &in.args) || !in.read_rows("out", values[8], Data::kNeeded, &out) ||
+  if (!read_options(values[6], &in.args) || !in.read_qkv(values, Data::kNeeded) ||
+      !in.read_packing(values + 3, Data::kNeeded) || !in.read_rows("out", values[8], Data::kNeeded, &out) ||
       !read(values[9], "lse", Data::kNeeded, &lse) || !in.read_rows("dout", values[10], Data::kNeeded, &dout) ||
       !read_optional(values[11], "dlse", Data::kNeeded, &dlse, &in.args.dlse)) {
     return nullptr;
@@ -308,14 +385,23 @@ bool in_dual_level() {
   return !level || PyLong_AsLong(level.get()) >= 0;
 }
 
-// mode(tensors or None, ...) -> how to make the call: 0 through PyTorch's dispatcher (something intercepts calls, or a tensor is of
-// another class or has no memory), 1 straight to the kernel, 2 straight to the kernel, with gradients; plus 4 if
-// autocast is on.
-PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
+bool is_tensor_or_none(PyObject* value) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
+  return value == Py_None || type == torch.tensor_type || type == torch.parameter_type;
+}
+
+// How to make a call with these tensors, each of which may be None.
+constexpr long kDispatched = 0;  // something intercepts calls, or a tensor is of another class or has no memory
+constexpr long kPlain = 1;       // straight to the kernel
+constexpr long kGradients = 2;   // straight to the kernel, recorded by autograd
+constexpr long kAutocast = 4;    // added if it is on
+constexpr long kFailed = -1;     // an exception is set
+
+// has_memory(i): whether the i-th tensor has. Those that have escaped a torch.func transform have none.
+template <class HasMemory>
+long mode_of(PyObject* const* values, Py_ssize_t count, HasMemory&& has_memory) {
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (values[i] == Py_None) continue;
-    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(values[i]));
-    if (type != torch.tensor_type && type != torch.parameter_type) return PyLong_FromLong(0);
+    if (!is_tensor_or_none(values[i])) return kDispatched;
   }
   const auto yes = [](PyObject* function) {
     const Ref answer(PyObject_CallNoArgs(function));
@@ -323,24 +409,46 @@ PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   };
   const Py_ssize_t functions = PyTuple_Size(torch.interceptors);
   for (Py_ssize_t i = 0; i < functions; ++i) {
-    if (yes(PyTuple_GetItem(torch.interceptors, i)) != 0) {
-      return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(0);
-    }
+    if (yes(PyTuple_GetItem(torch.interceptors, i)) != 0) return PyErr_Occurred() != nullptr ? kFailed : kDispatched;
   }
-  if (in_dual_level()) return PyLong_FromLong(0);
+  if (in_dual_level()) return kDispatched;
   bool gradients = false;
   if (yes(torch.is_grad_enabled) != 0) {
     for (Py_ssize_t i = 0; i < count && !gradients; ++i) {
-      if (values[i] != Py_None && !truth(values[i], names.requires_grad, &gradients)) return nullptr;
+      if (values[i] != Py_None && !truth(values[i], names.requires_grad, &gradients)) return kFailed;
     }
   }
-  // Tensors that have escaped a torch.func transform have none.
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (values[i] != Py_None && !has_memory(values[i])) return PyLong_FromLong(0);
+    if (values[i] != Py_None && !has_memory(i)) return kDispatched;
   }
-  long answer = gradients ? 2 : 1;
-  if (yes(torch.is_autocast_enabled) != 0) answer += 4;
-  return PyErr_Occurred() != nullptr ? nullptr : PyLong_FromLong(answer);
+  const int autocast = yes(torch.is_autocast_enabled);
+  if (PyErr_Occurred() != nullptr) return kFailed;
+  return (gradients ? kGradients : kPlain) + (autocast != 0 ? kAutocast : 0);
+}
+
+// mode(tensors or None, ...) -> kDispatched, kPlain or kGradients, plus kAutocast
+PyObject* mode(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  const long mode = mode_of(values, count, [&](Py_ssize_t i) {
+    View view;
+    return has_memory(values[i], &view);
+  });
+  return mode == kFailed ? nullptr : PyLong_FromLong(mode);
+}
+
+// forward_if_plain(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, heads_first, with_lse, make_options, ...)
+//   -> what forward returns if mode(q, k, v) is kPlain, else that mode
+// The options are those of make_options(the tuple of the last arguments).
+PyObject* forward_if_plain(PyObject*, PyObject* const* values, Py_ssize_t count) {
+  constexpr Py_ssize_t kFixed = 9;
+  if (!expect("forward_if_plain", count, kFixed + KnownOptions::kGiven)) return nullptr;
+  static auto* known = new KnownOptions;
+  Inputs in(is_true(values[6]));
+  View* const views[] = {&in.q, &in.k, &in.v};
+  const long mode = mode_of(values, 3, [&](Py_ssize_t i) { return has_memory(values[i], views[i]); });
+  if (mode == kFailed) return nullptr;
+  if (mode != kPlain) return PyLong_FromLong(mode);
+  if (!known->read(values[8], values + kFixed, &in.args)) return nullptr;
+  return run_forward(values, values + 3, is_true(values[7]), &in);
 }
 
 // setup(Error, members: dict, dlpack: bool) -> whether tensors are read through DLPack
@@ -382,6 +490,7 @@ PyMODINIT_FUNC PyInit__native() {
       {"version", version, METH_NOARGS, nullptr},
       {"mode", fast<mode>(), METH_FASTCALL, nullptr},
       {"forward", fast<forward>(), METH_FASTCALL, nullptr},
+      {"forward_if_plain", fast<forward_if_plain>(), METH_FASTCALL, nullptr},
       {"quantize_fp8", fast<quantize_fp8>(), METH_FASTCALL, nullptr},
       {"backward", fast<backward>(), METH_FASTCALL, nullptr},
       {"decode", fast<decode>(), METH_FASTCALL, nullptr},

@@ -160,6 +160,8 @@ bool follow_threads() {
 bool current_stream(tessera_device device, void** stream) {
   *stream = nullptr;
   if (device.type == TESSERA_CPU) return true;
+  if (torch.exchange != nullptr && torch.exchange->current_stream(device.type, device.index, stream) == 0) return true;
+  PyErr_Clear();
   const Ref index(PyLong_FromLong(device.index));
   const Ref handle(index ? PyObject_CallFunctionObjArgs(torch.current_stream, index.get(), nullptr) : nullptr);
   if (!handle) return false;

@@ -3,9 +3,11 @@
 
 #include <cstring>
 #include <memory>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "plan.h"
 
@@ -50,9 +52,7 @@ class PlanCache {
  private:
   static constexpr std::size_t kMostPlans = 4096;
   struct Hash {
-    std::size_t operator()(const Key& key) const {
-      return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&key), sizeof key});
-    }
+    std::size_t operator()(const Key& key) const { return XXH3_64bits(&key, sizeof key); }
   };
   struct Equal {
     bool operator()(const Key& a, const Key& b) const { return std::memcmp(&a, &b, sizeof a) == 0; }

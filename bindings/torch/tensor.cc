@@ -28,6 +28,17 @@ bool read_numbers(PyObject* tuple, std::int64_t* numbers, int count) {
   return true;
 }
 
+// Through DLPack; false, without an exception, if it has no table or cannot represent the tensor.
+bool read_exchanged(PyObject* tensor, View* view) {
+  if (torch.exchange == nullptr) return false;
+  if (torch.exchange->export_borrowed(tensor, &view->tensor) == 0 && view->tensor.ndim <= kMaxDims) {
+    view->object = tensor;
+    return true;
+  }
+  PyErr_Clear();
+  return false;
+}
+
 bool read_attributes(PyObject* object, const char* name, Data data, View* view) {
   tessera_tensor& t = view->tensor;
   const Ref dtype(PyObject_GetAttr(object, names.dtype));
@@ -74,7 +85,13 @@ bool read_attributes(PyObject* object, const char* name, Data data, View* view) 
   }
   if (data == Data::kNeeded) {
     const Ref pointer(PyObject_CallMethodObjArgs(object, names.data_ptr, nullptr));
-    if (!pointer) return false;
+    if (!pointer) {
+      PyErr_Clear();
+      fail(std::string(name) +
+               " has no memory, as a batched gradient (is_grads_batched, vectorize) has none; take one at a time",
+           TESSERA_UNSUPPORTED);
+      return false;
+    }
     t.data = PyLong_AsVoidPtr(pointer.get());
   }
   return PyErr_Occurred() == nullptr;
@@ -132,7 +149,8 @@ const ExchangeApi* exchange_of(PyObject* tensor_type) {
   const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"));
   PyErr_Clear();
   while (api != nullptr && api->major != kDlpackMajor) api = api->previous;
-  return api != nullptr && api->export_borrowed != nullptr ? api : nullptr;
+  const bool complete = api != nullptr && api->export_borrowed != nullptr && api->current_stream != nullptr;
+  return complete ? api : nullptr;
 }
 
 }  // namespace
@@ -156,24 +174,20 @@ bool truth(PyObject* object, PyObject* name, bool* value) {
 }
 
 bool read(PyObject* object, const char* name, Data data, View* view) {
-  view->object = object;
+  if (view->object == object) return true;
   const int is_tensor = PyObject_IsInstance(object, torch.tensor_type);
   if (is_tensor < 0) return false;
   if (is_tensor == 0) {
     fail(std::string(name) + " is a " + type_name(object) + "; a torch.Tensor is expected");
     return false;
   }
-  if (data == Data::kNeeded && torch.exchange != nullptr) {
-    if (torch.exchange->export_borrowed(object, &view->tensor) == 0 && view->tensor.ndim <= kMaxDims) return true;
-    PyErr_Clear();  // read_attributes has the error message for what DLPack cannot represent
-  }
-  return read_attributes(object, name, data, view);
+  if (data == Data::kNeeded && read_exchanged(object, view)) return true;
+  view->object = object;
+  return read_attributes(object, name, data, view);  // has the error message for what DLPack cannot represent
 }
 
-bool has_memory(PyObject* tensor) {
-  tessera_tensor view;
-  if (torch.exchange != nullptr && torch.exchange->export_borrowed(tensor, &view) == 0) return true;
-  PyErr_Clear();
+bool has_memory(PyObject* tensor, View* view) {
+  if (read_exchanged(tensor, view)) return true;
   bool meta = true;
   const Ref address(PyObject_CallMethodObjArgs(tensor, names.data_ptr, nullptr));
   const bool has = address && truth(tensor, names.is_meta, &meta) && !meta;

@@ -45,7 +45,7 @@ struct ExchangeApi {
   void* export_owned;
   void* import_owned;
   int (*export_borrowed)(void* py_object, tessera_tensor* out);
-  void* current_stream;
+  int (*current_stream)(int device_type, std::int32_t device_index, void** stream);
 };
 
 // The members of torch that are used, passed in once by set_up(). All are owned for the life of the process.
@@ -99,7 +99,7 @@ void fail(const std::string& message, tessera_status status = TESSERA_INVALID_AR
 
 // An argument tensor: its C view, and storage for shape and strides if PyTorch's own cannot be pointed to.
 struct View {
-  PyObject* object = nullptr;  // borrowed
+  PyObject* object = nullptr;  // borrowed; null: not read yet
   tessera_tensor tensor{};
   std::int64_t shape[kMaxDims];
   std::int64_t strides[kMaxDims];
@@ -107,12 +107,13 @@ struct View {
 
 enum class Data : bool { kNotNeeded, kNeeded };
 
+// Does nothing if the view is one of this object already.
 bool read(PyObject* object, const char* name, Data data, View* view);
 // *slot stays null for None.
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot);
 bool truth(PyObject* object, PyObject* name, bool* value);
-// False for a meta tensor, and for one that has escaped a torch.func transform.
-bool has_memory(PyObject* tensor);
+// False for a meta tensor, and for one that has escaped a torch.func transform. May read the tensor into the view.
+bool has_memory(PyObject* tensor, View* view);
 
 // Of PyTorch's tensors: [B, S, H, D] or [B, H, S, D]. The C ABI's views are all [B, S, H, D].
 enum class Layout : bool { kRowsFirst, kHeadsFirst };

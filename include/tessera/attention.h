@@ -31,7 +31,9 @@ enum {
       1u << 4, /* forward: q, k and v are first rounded to e4m3; a head, or a block of its rows, has one scale */
   TESSERA_FP8_ROTATE = 1u << 5,   /* and rows of q and k multiplied by a random-sign Hadamard matrix before that */
   TESSERA_FP8_RESIDUAL = 1u << 6, /* or what rounding takes from the 8 largest key channels of a head is kept */
-  TESSERA_FP8_FAST = 1u << 7 /* forward of e4m3: sums of many keys may be truncated, 1 % at 1,024 keys and growing */
+  TESSERA_FP8_FAST = 1u << 7, /* forward of e4m3: sums of many keys may be truncated, 1 % at 1,024 keys and growing */
+  TESSERA_SCALE_PER_PAGE = 1u << 8, /* decode with a cache of e4m3 in pages: each page of a head has a scale */
+  TESSERA_SCALE_PER_TOKEN = 1u << 9 /* decode with a cache of e4m3: each key of a head has one; an append writes it */
 };
 
 /* All three ops take this. Set it up with TESSERA_ATTENTION_INIT, then the fields you need; a tensor that the op does
@@ -97,7 +99,11 @@ typedef struct tessera_attention {
    * positive. blocks: 1, or Sq or Sk (the longest sequence's: max_seqlen) over 64 or 128, rounded up; a block's rows are
    * counted from the start of each sequence. Not with attention_chunk. Decode, required if the cache is e4m3: k_scale and
    * v_scale, with one block. k_new and v_new are divided by them in fp32 and rounded, to at most 448, after rotary
-   * embedding; they are attended to as the cache then has them. */
+   * embedding; they are attended to as the cache then has them.
+   * TESSERA_SCALE_PER_PAGE: both are [pages, Hkv or 1, 1]. The caller sets a page's scale before the first key is appended to it.
+   * TESSERA_SCALE_PER_TOKEN: both are [batch of k, Hkv, Sk], paged [pages, Hkv, page_size]. Those of new keys are written: the
+   * least power of two that brings the key, or value, within e4m3's range, between 2^-60 and 2^60. Of keys that are not in
+   * use, scales are not read. */
   const tessera_tensor* q_scale;
   const tessera_tensor* k_scale;
   const tessera_tensor* v_scale;

@@ -108,6 +108,8 @@ struct Attention {
   bool fp8_residual = false;  // or what it takes from the largest key channels kept
   bool fp8_fast = false;      // forward of e4m3: sums of many keys may be truncated
   Tensor q_scale{}, k_scale{}, v_scale{};
+  bool scale_per_page = false;   // decode with a cache of e4m3: k_scale and v_scale lie beside its pages
+  bool scale_per_token = false;  // or beside its keys
 };
 
 // The arguments of the quantiser; tessera_quantize_fp8 in attention.h says what each is.
@@ -196,6 +198,8 @@ class LoweredAttention : public LoweredArgs<tessera_attention, 26> {
     if (a.fp8_rotate) args_.flags |= TESSERA_FP8_ROTATE;
     if (a.fp8_residual) args_.flags |= TESSERA_FP8_RESIDUAL;
     if (a.fp8_fast) args_.flags |= TESSERA_FP8_FAST;
+    if (a.scale_per_page) args_.flags |= TESSERA_SCALE_PER_PAGE;
+    if (a.scale_per_token) args_.flags |= TESSERA_SCALE_PER_TOKEN;
     args_.alignment = a.alignment;
     args_.window_left = a.window_left;
     args_.window_right = a.window_right;

@@ -33,6 +33,9 @@
 // If the CTA has all keys of the sequence (writes_dq), dQ of a step is complete: the dQ warpgroup writes it, and there
 // are neither sums nor their order. Up to 64 keys one consumer suffices, and two CTAs fit an SM.
 //
+// The queries of the last key tiles may be divided among CTAs (splits_queries), so that no SM is idle in the last wave. They
+// add dK and dV to fp32 sums, and the last one writes them (attention/backward_slices.h).
+//
 // Tiles: two consumers and a dQ warpgroup use all 512 registers of a thread quadruple (one thread per warpgroup), so
 // block_k is 128; block_q is 64, which leaves registers for a second accumulator
 // (docs/kernels/attention_backward_sm90.md).

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/backward_config.h"
+#include "attention/backward_slices.h"
 #include "attention/backward_turns.h"
 #include "attention/forward_sm90_config.h"
 #include "tile/mask.h"
@@ -34,6 +35,7 @@ struct AttentionBackwardSm90Config {
   bool writes_dq;        // all keys of a sequence are in one CTA: its dQ is complete and is written, not added
   bool score_mod;        // softcap, ALiBi or a scale that is not positive; one accumulator
   bool splits_group;     // the query heads of a key head are divided among CTAs, which add dK and dV to fp32 sums
+  bool splits_queries;   // so are the queries of the last key tiles, but the last CTA to add writes dK and dV
 };
 
 template <class Visitor>
@@ -60,6 +62,7 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("writes_dq", config.writes_dq);
   visit("score_mod", config.score_mod);
   visit("splits_group", config.splits_group);
+  visit("splits_queries", config.splits_queries);
 }
 
 constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
@@ -185,6 +188,8 @@ struct alignas(64) AttentionBackwardSm90Params {
   unsigned* dv_turns;
   unsigned part_heads;  // query heads of a part; of the last one of a group, at most so many
   Divisor by_parts;     // parts of a group
+  // Only if queries are split.
+  QuerySlices slices;
   // Only if score_mod.
   float softcap;              // 0: none
   const float* alibi_slopes;  // [Hq] or [B, Hq], may be null

@@ -442,28 +442,26 @@ struct BackwardSm90Consumer {
     issue_dk(operand);
   }
 
-  // If other CTAs have query heads of the group, too. turns: only if deterministic.
-  template <int dim>
-  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, unsigned* turns,
-                           const BackwardSm90Work<config>& work) {
-    const int row = work.first_k + consumer * kConsumerRows + thread() / 32 * 16;
-    if (row >= work.len_k) return;
-    constexpr int kRows = dim / 8 * 128;  // sums of 16 keys
-    float* const tiles = dq_sums_of(to, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group),
-                                    block_k_of(config), dim) +
-                         static_cast<Index>(row / 16) * kRows;
-    const int own_lane = lane();
-    const auto add_all = [&] {
+  // If other CTAs have queries of the key tile, too: adds this warp's sums to theirs. Returns whether it is the last one to do
+  // so; then dK and dV are complete.
+  __forceinline__ bool complete(const BackwardSm90Work<config>& work) {
+    const int warp = work.own.tile * (config.consumers * 4) + consumer * 4 + thread() / 32;
+    float* const tiles =
+        p.slices.sums + static_cast<Index>(warp) * (16 * (config.dim_qk + config.dim_v)) + sum_index(lane(), 0);
+    unsigned* const added = p.slices.added + warp;
+    const auto each = [&](const auto& call) {
 #pragma unroll
-      for (int n = 0; n < dim / 8; ++n) {
-        add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), own_lane);
+      for (int n = 0; n < config.dim_qk / 8; ++n) call(tiles + n * 128, reinterpret_cast<float(&)[4]>(dk[n * 4]));
+#pragma unroll
+      for (int n = 0; n < config.dim_v / 8; ++n) {
+        call(tiles + (config.dim_qk / 8 + n) * 128, reinterpret_cast<float(&)[4]>(dv[n * 4]));
       }
     };
-    if constexpr (config.deterministic) {
-      add_in_turn(turns + (tiles - to.data) / kRows, work.part, own_lane, add_all);
-    } else {
-      add_all();
-    }
+    if constexpr (config.deterministic) await_turn(added, work.own.slice);
+    each([](float* to, float(&four)[4]) { add_to_sums(to, four, 0); });
+    if (count_added(added, lane()) + 1 < p.slices.count) return false;
+    each([](float* from, float(&four)[4]) { load_coherent(four, from); });
+    return true;
   }
 
   __forceinline__ void run(int steps) {
@@ -493,9 +491,16 @@ struct BackwardSm90Consumer {
     const BackwardSm90Work<config> work(p, recomputed(blockIdx.x));
     if constexpr (config.splits_group) {
       if (steps == 0) return;
-      add<config.dim_qk>(dk, p.dk_sums, p.dk_turns, work);
-      add<config.dim_v>(dv, p.dv_sums, p.dv_turns, work);
+      const int row = work.first_k + consumer * kConsumerRows + thread() / 32 * 16;
+      const auto add = [&]<int half>(const float(&values)[half], const DqSums& sums, unsigned* turns) {
+        add_part<config.deterministic, block_k_of(config), 2 * half>(values, sums, turns, p, work, row, lane());
+      };
+      add(dk, p.dk_sums, p.dk_turns);
+      add(dv, p.dv_sums, p.dv_turns);
       return;
+    }
+    if constexpr (config.splits_queries) {
+      if (work.own.tile >= 0 && !complete(work)) return;
     }
     const Index row = work.first_k + consumer * kConsumerRows;
     const int keys = work.len_k - work.first_k - consumer * kConsumerRows;

@@ -16,7 +16,8 @@ namespace tessera {
 template <AttentionBackwardSm90Config config>
 struct BackwardSm90Work {
   int batch, kv_head;
-  int part;  // of the group
+  int part;        // of the group
+  QuerySlice own;  // of the queries
   int first_k;
   int len_q, len_k;
   int position_offset;  // query i is at position i + position_offset
@@ -24,6 +25,10 @@ struct BackwardSm90Work {
   int steps;
 
   __forceinline__ BackwardSm90Work(const AttentionBackwardSm90Params& p, unsigned cta) {
+    if constexpr (config.splits_queries) {
+      own = query_slice(p.slices, cta);
+      cta = own.item;
+    }
     const WorkItem item = work_item(cta, p.k_tiles, p.columns, p.by_heads, p.together);
     batch = static_cast<int>(item.batch);
     kv_head = static_cast<int>(config.splits_group ? p.by_parts.quotient(item.head) : item.head);
@@ -35,6 +40,7 @@ struct BackwardSm90Work {
     const int last_k = min(first_k + block_k_of(config), len_k) - 1;
     tiles = first_k < len_k ? query_tiles(p.band, position_offset, first_k, last_k, len_q, config.block_q)
                             : QueryTiles{0, 0};
+    if constexpr (config.splits_queries) tiles = own.of(tiles, p.slices);
     steps = tiles.count * heads(p);
   }
 

@@ -4,6 +4,7 @@
 #include "attention/backward_turns.h"
 #include "ptx/acquire_release.cuh"
 #include "ptx/mbarrier.cuh"
+#include "tile/dq_sums.cuh"
 
 namespace tessera {
 
@@ -41,16 +42,42 @@ __forceinline__ void store_sums(float* address, const float (&d)[4]) {
                : "memory");
 }
 
-// If the query heads of a key head are divided among CTAs, these take turns at the sums of dK and dV, too, part 0 first: its
-// CTA has the smaller index. Each warp has a counter for its 16 keys of dK, and of dV. before: how many parts come before.
-template <class Add>
-__forceinline__ void add_in_turn(unsigned* turns, unsigned before, int lane, const Add& add) {
+__forceinline__ void await_turn(const unsigned* turns, unsigned before) {
   while (load_acquire(turns) != before) {
   }
-  add();
-  fence_acq_rel_gpu();
+}
+
+// If the query heads of a key head are divided among CTAs: adds a warp's dK or dV of 16 keys, from `row` of the sequence on,
+// to their sums. In turns, part 0 is first: its CTA has the smaller index. Each warp has a counter for its 16 keys of dK, and
+// of dV. p and work are of a Hopper backward.
+template <bool in_turns, int block_k, int dim, class Params, class Work>
+__forceinline__ void add_part(const float (&values)[dim / 2], const DqSums& sums, unsigned* turns, const Params& p,
+                              const Work& work, int row, int lane) {
+  if (row >= work.len_k) return;
+  constexpr int kRows = dim / 8 * 128;  // sums of 16 keys
+  float* const tiles =
+      dq_sums_of(sums, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group), block_k, dim) +
+      static_cast<Index>(row / 16) * kRows;
+  unsigned* const turn = turns + (tiles - sums.data) / kRows;
+  if constexpr (in_turns) await_turn(turn, work.part);
+#pragma unroll
+  for (int n = 0; n < dim / 8; ++n) {
+    add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(values[n * 4]), lane);
+  }
+  if constexpr (in_turns) {
+    fence_acq_rel_gpu();
+    __syncwarp();
+    if (lane == 0) increment_relaxed(turn);
+  }
+}
+
+// If the queries of a key tile are divided among CTAs: counts a warp's additions, and returns how many were counted before.
+__forceinline__ unsigned count_added(unsigned* added, int lane) {
   __syncwarp();
-  if (lane == 0) increment_relaxed(turns);
+  unsigned before = 0;
+  if (lane == 0) before = increment_acq_rel(added);
+  __syncwarp();
+  return __shfl_sync(0xffffffffu, before, 0);
 }
 
 struct TurnBarriers {

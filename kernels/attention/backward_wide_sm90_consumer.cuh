@@ -187,24 +187,7 @@ struct BackwardWideSm90Consumer {
   template <int dim>
   __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, unsigned* turns,
                            const BackwardWideSm90Work<config>& work) {
-    const int row = work.first_k + thread() / 32 * 16;
-    if (row >= work.len_k) return;
-    constexpr int kRows = dim / 8 * 128;  // sums of 16 keys
-    float* const tiles =
-        dq_sums_of(to, p.cu_seqlens_k, work.batch, work.kv_head, static_cast<int>(p.heads_q / p.group), kTile, dim) +
-        static_cast<Index>(row / 16) * kRows;
-    const int own_lane = lane();
-    const auto add_all = [&] {
-#pragma unroll
-      for (int n = 0; n < dim / 8; ++n) {
-        add_to_sums(tiles + n * 128, reinterpret_cast<const float(&)[4]>(sums[n * 4]), own_lane);
-      }
-    };
-    if constexpr (config.deterministic) {
-      add_in_turn(turns + (tiles - to.data) / kRows, work.part, own_lane, add_all);
-    } else {
-      add_all();
-    }
+    add_part<config.deterministic, kTile, dim>(sums, to, turns, p, work, work.first_k + thread() / 32 * 16, lane());
   }
 };
 

@@ -23,6 +23,7 @@ struct AttentionDecodeConfig {
   bool paged;
   bool append;      // new keys, with or without rotary embedding
   bool e4m3_cache;  // else the cache is of `dtype`
+  bool key_scales;  // of an e4m3 cache: each key has a scale, or each page; else each head
   int box_rows;     // sm_90: keys of a TMA box, with which a producer warp loads K and V; 0: cp.async
 };
 
@@ -42,11 +43,13 @@ constexpr void visit_fields(const AttentionDecodeConfig& config, Visitor&& visit
   visit("paged", config.paged);
   visit("append", config.append);
   visit("e4m3_cache", config.e4m3_cache);
+  visit("key_scales", config.key_scales);
   visit("box_rows", config.box_rows);
 }
 
 // Shared memory: Q; what the CTAs of a cluster exchange; and the stages, each with K, V and, for the first tile of a
-// sequence, its queries and, of an e4m3 cache, the scales of K and V. The warps that share keys merge their outputs in the stage that they have consumed last.
+// sequence, its queries and, of an e4m3 cache, the scales of K and V; those of keys for every tile. The warps that share keys
+// merge their outputs in the stage that they have consumed last.
 constexpr int decode_rows(const AttentionDecodeConfig& config) { return config.row_warps * 16; }
 constexpr int decode_query_bytes(const AttentionDecodeConfig& config) {
   return decode_rows(config) * config.dim_qk * 2;
@@ -73,7 +76,9 @@ constexpr int decode_tiles_bytes(const AttentionDecodeConfig& config) {
   const int merged = config.key_warps > 1 ? config.key_warps * decode_rows(config) * config.dim_v * 4 : 0;
   return tiles > merged ? tiles : merged;
 }
-constexpr int decode_scale_bytes(const AttentionDecodeConfig& config) { return config.e4m3_cache ? 128 : 0; }
+constexpr int decode_scale_bytes(const AttentionDecodeConfig& config) {
+  return config.key_scales ? config.block_k * 8 : config.e4m3_cache ? 128 : 0;
+}
 constexpr int decode_stage_bytes(const AttentionDecodeConfig& config) {
   const int bytes = decode_tiles_bytes(config) + decode_query_bytes(config) + decode_scale_bytes(config);
   return config.box_rows > 0 ? (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment : bytes;
@@ -121,8 +126,10 @@ struct AttentionDecodeParams {
   const void* q;  // [B, Sq, Hq, Dqk]
   void* k;        // [rows, capacity, Hkv, Dqk], or [pages, page_size, Hkv, Dqk]; written if keys are appended
   void* v;
-  const float* k_scale;  // of an e4m3 cache: [B or 1, Hkv or 1], the factors that it was divided by
-  const float* v_scale;
+  // Of an e4m3 cache, the factors that it was divided by: [B or 1, Hkv or 1]; with key_scales [rows, Hkv, capacity], or
+  // [pages, Hkv, page_size] or [pages, Hkv or 1, 1]. Those of keys are written if keys are appended.
+  float* k_scale;
+  float* v_scale;
   void* o;                 // [B, Sq, Hq, Dv]
   float* lse;              // [B, Hq, Sq], natural log, may be null
   float* o_partial;        // [slots, rows of a row block, Dv]
@@ -140,8 +147,8 @@ struct AttentionDecodeParams {
   Strides k_new_strides;
   Strides v_new_strides;
   RowStrides lse_strides;
-  RowStrides k_scale_strides;
-  RowStrides v_scale_strides;
+  Strides k_scale_strides;  // .seq: 0 if a page has one scale
+  Strides v_scale_strides;
   Index rotary_cos_stride;
   Index rotary_sin_stride;
   Index alibi_batch_stride;

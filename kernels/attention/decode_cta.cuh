@@ -21,6 +21,7 @@ template <AttentionDecodeConfig config>
 struct DecodeCta {
   static constexpr DType kType = config.dtype;
   static constexpr bool kE4m3 = config.e4m3_cache;
+  static constexpr bool kKeyScales = config.key_scales;
   static constexpr int kWarps = config.row_warps * config.key_warps;
   static constexpr int kThreads = kWarps * 32;  // of the warps that compute
   static constexpr bool kTma = config.box_rows > 0;
@@ -36,11 +37,13 @@ struct DecodeCta {
   // Scores are summed in two halves, which is more accurate, if there are registers for it.
   static constexpr bool kInHalves = kKeyTiles <= (kE4m3 && kTma ? 2 : 4);
   static_assert(kKeysPerWarp % 16 == 0);
+  static_assert(kE4m3 || !kKeyScales);
 
   using TileQ = SharedTile<kRows, config.dim_qk>;
   using TileK = typename DecodeTile<kTma, config.block_k, decode_columns(config, config.dim_qk)>::Type;
   using TileV = typename DecodeTile<kTma, config.block_k, decode_columns(config, config.dim_v)>::Type;
   using Cache = CacheRows<config.paged>;
+  using Scales = CacheRows<config.paged, float>;
   static constexpr bool kAsync = config.stages > 1;
   static_assert(!kAsync || kTma || TileLoader<TileK, kThreads, config.vector>::kAsync);
 
@@ -67,12 +70,21 @@ struct DecodeCta {
   __forceinline__ TileQ tile_q(unsigned stage) const {
     return {stages + stage * decode_stage_bytes(config) + decode_tiles_bytes(config)};
   }
+  // K's and V's of the segment or, with key_scales, of the tile's keys.
   __forceinline__ unsigned scales(unsigned stage) const { return tile_q(stage).base + decode_query_bytes(config); }
+  __forceinline__ unsigned value_scales(unsigned stage) const { return scales(stage) + config.block_k * 4; }
   __forceinline__ Cache cache_k(const DecodeWalk& at) const {
     return {p, p.k, p.k_strides, at.batch, head_kv_of(at.column)};
   }
   __forceinline__ Cache cache_v(const DecodeWalk& at) const {
     return {p, p.v, p.v_strides, at.batch, head_kv_of(at.column)};
+  }
+
+  __forceinline__ Scales scales_k(const DecodeWalk& at) const {
+    return {p, p.k_scale, p.k_scale_strides, at.batch, head_kv_of(at.column)};
+  }
+  __forceinline__ Scales scales_v(const DecodeWalk& at) const {
+    return {p, p.v_scale, p.v_scale_strides, at.batch, head_kv_of(at.column)};
   }
 
   // A column of the schedule is a row block of a key head. Row r of a group's queries is query r % Sq of its head r / Sq.

@@ -12,8 +12,8 @@ struct DecodeLoads : DecodeCta<config> {
   using Base = DecodeCta<config>;
   using typename Base::Cache, typename Base::TileK, typename Base::TileQ, typename Base::TileV, Base::cache_k,
       Base::cache_v, Base::empty_barrier, Base::full_barrier, Base::head_in_group, Base::head_kv_of, Base::kAsync,
-      Base::kE4m3, Base::kRows, Base::kThreads, Base::lane, Base::p, Base::query_of, Base::row_of, Base::scales,
-      Base::tile_k, Base::tile_q, Base::tile_v;
+      Base::kE4m3, Base::kKeyScales, Base::kRows, Base::kThreads, Base::lane, Base::p, Base::query_of, Base::row_of,
+      Base::scales, Base::tile_k, Base::tile_q, Base::tile_v, Base::value_scales;
   using DecodeCta<config>::DecodeCta;
 
   // Where the loads have got to, some tiles ahead of the products.
@@ -48,6 +48,11 @@ struct DecodeLoads : DecodeCta<config> {
       const int page = page_of_box(walk, pages);
       mbarrier_wait_parity(empty_barrier(pipe.index), pipe.parity ^ 1);
       load_boxes(walk, pipe.index, page);
+      if constexpr (kKeyScales) {
+        load_key_scales<32>(walk, pipe.index, lane, [&](int local, int, bool) {
+          return __shfl_sync(0xffffffffu, page, config.paged ? local / config.box_rows % 32 : 0);
+        });
+      }
       if (starts) load_queries<32>(walk, pipe.index, lane);
       cp_async_mbarrier_arrive(full_barrier(pipe.index));
       starts = walk.ends_segment();
@@ -87,9 +92,13 @@ struct DecodeLoads : DecodeCta<config> {
     return static_cast<int>(min(page, p.schedule.num_pages - 1u));
   }
 
+  __forceinline__ int row_of_cache(const DecodeWalk& walk) const {
+    return p.schedule.cache_batch_idx ? p.schedule.cache_batch_idx[walk.batch] : walk.batch;
+  }
+
   __forceinline__ int page_number(const DecodeWalk& walk, int box) const {
     const DecodeSchedule& s = p.schedule;
-    if constexpr (!config.paged) return s.cache_batch_idx ? s.cache_batch_idx[walk.batch] : walk.batch;
+    if constexpr (!config.paged) return row_of_cache(walk);
     const int key = box * config.box_rows;
     return key < walk.sequence.old_length ? s.page_table[walk.batch * s.page_table_stride + page_of(s, key)] : 0;
   }
@@ -127,6 +136,29 @@ struct DecodeLoads : DecodeCta<config> {
 #endif
   }
 
+  // Scales of a tile's keys: zeros for those that are not in use, whose own may be anything. row_of(local, key, wanted): the
+  // key's row or page of the cache; called by whole warps.
+  template <int threads, class RowOf>
+  __forceinline__ void load_key_scales(const DecodeWalk& walk, unsigned stage, int thread, const RowOf& row_of) const {
+#if __CUDA_ARCH__ >= 800
+    const int head = head_kv_of(walk.column), page_size = static_cast<int>(p.schedule.page_size.by);
+#pragma unroll
+    for (int first = 0; first < config.block_k; first += threads) {
+      const int local = first + thread, key = walk.first_key() + local;
+      const bool mine = local < config.block_k;
+      const bool wanted = mine && key >= walk.sequence.begin && key < walk.sequence.old_length;
+      const Index row = row_of(local, key, wanted);
+      const int in_row = config.paged ? key - page_of(p.schedule, key) * page_size : key;
+      const auto load = [&](unsigned to, const float* scale, const Strides& strides) {
+        cp_async_4(to + local * 4, scale + row * strides.batch + in_row * strides.seq + head * strides.head, wanted);
+      };
+      if (!mine) continue;
+      load(scales(stage), p.k_scale, p.k_scale_strides);
+      load(value_scales(stage), p.v_scale, p.v_scale_strides);
+    }
+#endif
+  }
+
   // Starts the loads of the next tile, if there is one left, and moves on.
   __forceinline__ void load_tile(Loads& load, unsigned stage) const {
     DecodeWalk& walk = load.walk;
@@ -136,6 +168,13 @@ struct DecodeLoads : DecodeCta<config> {
         load_keys_and_values<true>(load, first_key, stage);
       } else {
         load_keys_and_values<false>(load, first_key, stage);
+      }
+      if constexpr (kKeyScales) {
+        load_key_scales<kThreads>(walk, stage, threadIdx.x, [&](int, int key, bool wanted) {
+          if constexpr (!config.paged) return row_of_cache(walk);
+          const int page = wanted ? load.k.pages[page_of(p.schedule, key)] : 0;
+          return static_cast<int>(min(static_cast<unsigned>(page), p.schedule.num_pages - 1u));
+        });
       }
       if (load.starts) load_queries<kThreads>(walk, stage, threadIdx.x);
       if constexpr (config.paged) prefetch_pages(p, walk, threadIdx.x == 0);
@@ -179,9 +218,9 @@ struct DecodeLoads : DecodeCta<config> {
         store_shared_16(to, load_chunk<config.vector>(from, wanted));
       }
     }
-    if constexpr (kE4m3) {
+    if constexpr (kE4m3 && !kKeyScales) {
 #if __CUDA_ARCH__ >= 800
-      const auto load_scale = [&](int place, const float* scale, const RowStrides& strides) {
+      const auto load_scale = [&](int place, const float* scale, const Strides& strides) {
         if (thread != place) return;
         cp_async_4(scales(stage) + place * 4,
                    scale + load.batch * strides.batch + head_kv_of(load.column) * strides.head, true);

@@ -11,9 +11,9 @@ template <AttentionDecodeConfig config>
 struct DecodeResults : DecodeSegment<config> {
   using Base = DecodeSegment<config>;
   using Base::cluster_rank, Base::exchange, Base::first_unit, Base::head_of, Base::kAllThreads, Base::kE4m3,
-      Base::kMergedTiles, Base::kRows, Base::kType, Base::kValueTiles, Base::key_warp, Base::lane, Base::lane_again,
-      Base::output, Base::p, Base::query, Base::query_of, Base::row_of, Base::row_warp, Base::segment_scales,
-      Base::softmax, Base::sync_warps, Base::tile_k;
+      Base::kKeyScales, Base::kMergedTiles, Base::kRows, Base::kType, Base::kValueTiles, Base::key_warp, Base::lane,
+      Base::lane_again, Base::output, Base::p, Base::query, Base::query_of, Base::row_of, Base::row_warp,
+      Base::segment_scales, Base::softmax, Base::sync_warps, Base::tile_k, Base::value_unit;
   using DecodeSegment<config>::DecodeSegment;
 
   // Merges the key warps' results and stores them: O and LSE if the segment has all of the sequence's keys, else a
@@ -23,7 +23,7 @@ struct DecodeResults : DecodeSegment<config> {
     float sum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) sum[half] = softmax.total(0, half);
-    const float value_scale = kE4m3 ? segment_scales().of_values[row_warp] : 1.0f;
+    const float value_scale = kE4m3 && !kKeyScales ? segment_scales().of_values[row_warp] : 1.0f;
     const int halves = row_of(at.column, row_warp * 16 + 8) < p.rows ? 2 : 1;  // that have rows
     if constexpr (config.key_warps > 1) {
       merge_key_warps(sum, halves, stage);
@@ -38,7 +38,7 @@ struct DecodeResults : DecodeSegment<config> {
       if (half >= halves) break;
       const int local = row_warp * 16 + half * 8 + lane / 4;
       const int row = row_of(at.column, local);
-      const float inverse = sum[half] == 0.0f ? 0.0f : value_scale / sum[half];
+      const float inverse = sum[half] == 0.0f ? 0.0f : (kKeyScales ? value_unit[half] : value_scale) / sum[half];
       const float lse = softmax.log_sum_exp(sum[half], 0, half);
       if (row >= p.rows) continue;
       if constexpr (config.cluster > 1) {
@@ -160,6 +160,7 @@ struct DecodeResults : DecodeSegment<config> {
   __forceinline__ void merge_key_warps(float (&sum)[2], int halves, unsigned stage) {
     __shared__ float row_reference[config.key_warps][kRows];
     __shared__ float row_sum[config.key_warps][kRows];
+    __shared__ float row_unit[kKeyScales ? config.key_warps : 1][kRows];
     constexpr unsigned kRowsBytes = 32 * 8;  // of eight rows of a tile: two columns for each lane
     const unsigned base = tile_k(stage).base + row_warp * kValueTiles * 2 * kRowsBytes + lane * 8;
     const auto place = [&](int other, int n, int half) {
@@ -177,6 +178,7 @@ struct DecodeResults : DecodeSegment<config> {
       if (lane % 4 == 0) {
         row_reference[key_warp][row + half * 8] = softmax.reference[0][half];
         row_sum[key_warp][row + half * 8] = sum[half];
+        if constexpr (kKeyScales) row_unit[key_warp][row + half * 8] = value_unit[half];
       }
     }
     sync_warps();
@@ -196,7 +198,9 @@ struct DecodeResults : DecodeSegment<config> {
       for (int other = 0; other < config.key_warps; ++other) {
         factor[other] = softmax.factor_between(references[other], reference);
         sum[half] += row_sum[other][row + half * 8] * factor[other];
+        if constexpr (kKeyScales) factor[other] *= row_unit[other][row + half * 8];
       }
+      value_unit[half] = 1;
 #pragma unroll
       for (int i = 0; i < kMergedTiles; ++i) {
         const int n = i * config.key_warps + key_warp;

@@ -14,14 +14,16 @@ template <AttentionDecodeConfig config>
 struct DecodeSegment : DecodeLoads<config> {
   using Base = DecodeLoads<config>;
   using typename Base::TileQ, typename Base::TileV, Base::cache_k, Base::cache_v, Base::head_kv_of, Base::head_of,
-      Base::kE4m3, Base::kInHalves, Base::kKeptSteps, Base::kKeyTiles, Base::kKeysPerWarp, Base::kRows, Base::kThreads,
-      Base::kTma, Base::kType, Base::kValueTiles, Base::kWarps, Base::key_warp, Base::lane, Base::lane_again, Base::p,
-      Base::queries, Base::query_of, Base::rotary_position, Base::row_of, Base::row_warp, Base::scales,
-      Base::sync_warps, Base::tile_k, Base::tile_q, Base::tile_v;
+      Base::kE4m3, Base::kInHalves, Base::kKeptSteps, Base::kKeyScales, Base::kKeyTiles, Base::kKeysPerWarp,
+      Base::kRows, Base::kThreads, Base::kTma, Base::kType, Base::kValueTiles, Base::kWarps, Base::key_warp, Base::lane,
+      Base::lane_again, Base::p, Base::queries, Base::query_of, Base::rotary_position, Base::row_of, Base::row_warp,
+      Base::scales, Base::scales_k, Base::scales_v, Base::sync_warps, Base::tile_k, Base::tile_q, Base::tile_v,
+      Base::value_scales;
   // Of the segment at hand.
   int query[2];  // positions of a lane's two rows
   float slope[2];
   int first_unit;
+  float value_unit[2];  // with key_scales: a lane's two rows of the output are in multiples of it, a power of two
 
   unsigned kept[kKeptSteps > 0 ? kKeptSteps : 1][1][4];
   float scores[1][kKeyTiles][4];
@@ -49,6 +51,7 @@ struct DecodeSegment : DecodeLoads<config> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) output[0][n][i] = 0;
     }
+    value_unit[0] = value_unit[1] = 1;
     softmax.reset();
     softmax.scale_log2 = (config.score_mod ? 1.0f : p.scale) * kLog2E;
     if (p.status && at.tile == 0 && at.column == 0 && threadIdx.x == 0) {
@@ -100,8 +103,8 @@ struct DecodeSegment : DecodeLoads<config> {
     float* const row_scale = segment_scales().of_row;
     const int chunk = lane_again();
     const bool mine = chunk < TileQ::kChunks;
-    const float key_scale = float_from_bits(load_shared_4(scales(stage)));
-    if (key_warp == 0 && chunk == 0) {
+    const float key_scale = kKeyScales ? 1.0f : float_from_bits(load_shared_4(scales(stage)));
+    if (!kKeyScales && key_warp == 0 && chunk == 0) {
       segment_scales().of_keys[row_warp] = key_scale;
       segment_scales().of_values[row_warp] = float_from_bits(load_shared_4(scales(stage) + 4));
     }
@@ -170,6 +173,16 @@ struct DecodeSegment : DecodeLoads<config> {
     const auto* v_new =
         static_cast<const Bits16*>(p.v_new) + at.batch * p.v_new_strides.batch + head * p.v_new_strides.head;
     const int position = p.rotary_dim > 0 ? rotary_position(at) : 0;
+    if constexpr (kKeyScales) {
+      append_with_key_scales<kType, kWarps, true>(p, tile_k(stage), cache_k(at), p.k_strides, scales_k(at),
+                                                  p.k_scale_strides, scales(stage), k_new, p.k_new_strides.seq,
+                                                  at.sequence, first_key, position, writes);
+      append_with_key_scales<kType, kWarps, false>(p, tile_v(stage), cache_v(at), p.v_strides, scales_v(at),
+                                                   p.v_scale_strides, value_scales(stage), v_new, p.v_new_strides.seq,
+                                                   at.sequence, first_key, 0, writes);
+      sync_warps();
+      return;
+    }
     const float key_scale = kE4m3 ? segment_scales().of_keys[row_warp] : 1.0f;
     const float value_scale = kE4m3 ? segment_scales().of_values[row_warp] : 1.0f;
     append_to_tile<kType, kThreads, config.vector, true, kE4m3>(p, tile_k(stage), cache_k(at), p.k_strides, k_new,
@@ -185,14 +198,14 @@ struct DecodeSegment : DecodeLoads<config> {
     const int row = key_warp * kKeysPerWarp;
     if constexpr (kE4m3) {
       rows_by_e4m3_rows<kInHalves>(scores, rows(queries()), tile_k(stage), row, lane_again());
-      scale_scores();
+      scale_scores(stage);
     } else {
       rows_by_rows<kType, kInHalves>(scores, rows(queries()), tile_k(stage), row, FromZero{}, lane_again());
     }
     const int first_key = at.first_key() + row;
     modify_scores(first_key);
     if (!all_see(at.sequence, first_key)) mask_scores(at.sequence, first_key);
-    online_softmax();
+    online_softmax(stage);
     unsigned probabilities[1][kKeyTiles / 2][4];
     if constexpr (kE4m3) {
       pack_operand<DType::kFloat16>(probabilities[0], scores[0]);
@@ -203,13 +216,20 @@ struct DecodeSegment : DecodeLoads<config> {
     }
   }
 
-  __forceinline__ void scale_scores() {
+  // This lane's two keys of tile n of eight, K's or V's.
+  __forceinline__ void key_scales(float (&of)[2], unsigned scales, int n) const {
+    load_shared_floats(of, scales + (key_warp * kKeysPerWarp + n * 8 + lane_again() % 4 * 2) * 4);
+  }
+
+  __forceinline__ void scale_scores(unsigned stage) {
     const float* const row = segment_scales().of_row + row_warp * 16 + lane_again() / 4;
     const float row_scale[2] = {row[0], row[8]};
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
+      float key_scale[2] = {1, 1};
+      if constexpr (kKeyScales) key_scales(key_scale, scales(stage), n);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[0][n][i] *= row_scale[i / 2];
+      for (int i = 0; i < 4; ++i) scores[0][n][i] *= row_scale[i / 2] * key_scale[i % 2];
     }
   }
 
@@ -250,16 +270,64 @@ struct DecodeSegment : DecodeLoads<config> {
     }
   }
 
-  __forceinline__ void online_softmax() {
+  __forceinline__ void online_softmax(unsigned stage) {
     auto& rows = reinterpret_cast<float(&)[1][kKeyTiles * 4]>(scores);
-    softmax.raise_references(rows, [&](int, int half, float factor) {
-#pragma unroll
-      for (int n = 0; n < kValueTiles; ++n) {
-        output[0][n][half * 2] *= factor;
-        output[0][n][half * 2 + 1] *= factor;
-      }
+    float kept[2] = {1, 1};  // of what was summed before
+    const bool grown = softmax.raise_references(rows, [&](int, int half, float factor) {
+      kept[half] = factor;
+      if constexpr (!kKeyScales) multiply_output(half, factor);
     });
     softmax.template exponentiate<false>(rows);
+    if constexpr (kKeyScales) scale_probabilities(value_scales(stage), grown, kept);
+  }
+
+  __forceinline__ void multiply_output(int half, float factor) {
+#pragma unroll
+    for (int n = 0; n < kValueTiles; ++n) {
+      output[0][n][half * 2] *= factor;
+      output[0][n][half * 2 + 1] *= factor;
+    }
+  }
+
+  // Multiplies probabilities by the scales of their values and, since fp16 is too narrow for that, divides them by the row's
+  // unit. That stays until a product exceeds fp16's range or the softmax's reference is raised.
+  __forceinline__ void scale_probabilities(unsigned of_values, bool grown, const float (&kept)[2]) {
+    constexpr float kMost = 1 << 15;
+    float largest[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+      float scale[2];
+      key_scales(scale, of_values, n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[0][n][i] *= scale[i % 2];
+        largest[i / 2] = fmaxf(largest[i / 2], scores[0][n][i]);
+      }
+    }
+    const bool fits = largest[0] <= kMost * value_unit[0] && largest[1] <= kMost * value_unit[1];
+    if (grown || __any_sync(0xffffffffu, !fits)) choose_units(largest, kept);
+    const float inverse[2] = {inverse_power_of_two(value_unit[0]), inverse_power_of_two(value_unit[1])};
+#pragma unroll
+    for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[0][n][i] *= inverse[i / 2];
+    }
+  }
+
+  // A power of two with which the largest product of a probability and its value's scale, so far, becomes 4 to 8.
+  __forceinline__ void choose_units(float (&largest)[2], const float (&kept)[2]) {
+    constexpr int kBias = 127;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& row = largest[half];
+      row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 1));
+      row = fmaxf(row, __shfl_xor_sync(0xffffffffu, row, 2));
+      row = fmaxf(row, 4 * kept[half] * value_unit[half]);
+      const int exponent = static_cast<int>(bits_from_float(row) >> 23) - kBias - 2;
+      const float next = power_of_two(max(kLeastScaleExponent, min(exponent, -kLeastScaleExponent)));
+      multiply_output(half, kept[half] * (value_unit[half] * inverse_power_of_two(next)));
+      value_unit[half] = next;
+    }
   }
 
   // Values of keys that are not in use may be NaN, which a probability of 0 does not remove. Each warp clears its own.

@@ -30,7 +30,7 @@ struct AttentionForwardFp8Sm90Config {
   // NOLINTBEGIN(readability-identifier-naming)
   static constexpr int min_atom = 16;
   static constexpr int page_box = 0;
-  static constexpr bool pack_gqa = false, intra_cta_split = false, chunked = false, cache = false;
+  static constexpr bool pack_gqa = false, intra_cta_split = false, chunked = false, cache = false, few_keys = false;
   // NOLINTEND(readability-identifier-naming)
 };
 

@@ -123,10 +123,6 @@ struct ForwardFp8Sm90Math {
     if constexpr (config.promoted_tiles > 0) store_shared_floats(row_state() + kSumsFactor, 0.0f, 0.0f);
     clear_output();
   }
-  __forceinline__ void clear_output() {
-#pragma unroll
-    for (int i = 0; i < kValueTiles * 4; ++i) output[i] = 0;
-  }
 
   // promoted_tiles: the tensor cores truncate every sum, which makes a long one smaller. So what they have summed up is
   // added to sums in shared memory from time to time, each thread its own, and they start from 0 again. The sums are of
@@ -147,8 +143,6 @@ struct ForwardFp8Sm90Math {
     return shared_address(memory) + layout_of(config).row_state +
            (rows.consumer * kWarpgroup + recomputed(rows.warp) * 32 + rows.lane) * kRowStateBytes;
   }
-  // Of the consumer; what is computed from it is not kept in registers.
-  __forceinline__ int thread_again() const { return recomputed(rows.warp) * 32 + rows.lane; }
 
   __forceinline__ void add_sums() {
     float factor[2];
@@ -167,30 +161,45 @@ struct ForwardFp8Sm90Math {
       if (n % 4 == 2) from += sum.word[0] == kNeverStored ? 1 : 0;
     }
   }
+  // The sums become those of before, times what their unit has become, and O, times the factor that brings it into fp16's
+  // range: probabilities, which e4m3 at most doubles, times 448.
   __forceinline__ void promote() {
-    add_sums();
-    // The factor that brings a row's sums into fp16's range: probabilities, which e4m3 at most doubles, times 448.
-    float factor[2], inverse[2];
+    float old[2], factor[2];
+    load_shared_floats(old, row_state() + kSumsFactor);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       constexpr int kLargestExponent = 5;
       const int exponent = max(static_cast<int>(bits_from_float(softmax.total(half)) >> 23) - 127, kLeastScaleExponent);
       factor[half] = power_of_two(kLargestExponent - exponent);
-      inverse[half] = power_of_two(exponent - kLargestExponent);
     }
-    const unsigned to = sums();
+    store_shared_floats(row_state() + kSumsFactor, inverse_power_of_two(factor[0]), inverse_power_of_two(factor[1]));
+    if (old[0] == 0 && old[1] == 0) {
+      move_output_to_sums(factor, [](unsigned, const Words4& words) { return words; });
+    } else {
+      const unsigned ratio[2] = {pack<DType::kFloat16>(old[0] * factor[0], old[0] * factor[0]),
+                                 pack<DType::kFloat16>(old[1] * factor[1], old[1] * factor[1])};
+      move_output_to_sums(factor, [&](unsigned at, const Words4& words) {
+        Words4 sum = load_shared_16(at);
 #pragma unroll
-    for (int n = 0; n < kValueTiles; n += 2) {
+        for (int w = 0; w < 4; ++w) sum.word[w] = fma_half(sum.word[w], ratio[w % 2], words.word[w]);
+        return sum;
+      });
+    }
+    clear_output();
+  }
+  template <class Sum>
+  __forceinline__ void move_output_to_sums(const float (&factor)[2], const Sum& sum) {
+    unsigned at = sums();
+#pragma unroll
+    for (int n = 0; n < kValueTiles; n += 2, at += kSumsPitch) {
       Words4 words;
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float* const o = output + n * 4 + w * 2;
         words.word[w] = pack<DType::kFloat16>(o[0] * factor[w % 2], o[1] * factor[w % 2]);
       }
-      store_shared_16(to + n / 2 * kSumsPitch, words);
+      store_shared_16(at, sum(at, words));
     }
-    clear_output();
-    store_shared_floats(row_state() + kSumsFactor, inverse[0], inverse[1]);
   }
 
   // tile_scales: O is in units of the largest scale so far, and the probabilities of a tile with a smaller one are multiplied
@@ -214,6 +223,11 @@ struct ForwardFp8Sm90Math {
       finish_output();
       add_sums();
     }
+  }
+
+  __forceinline__ void clear_output() {
+#pragma unroll
+    for (int i = 0; i < kValueTiles * 4; ++i) output[i] = 0;
   }
 
   // Exact if V's scales are powers of two.
@@ -324,21 +338,9 @@ struct ForwardFp8Sm90Math {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* const s = scores + step * 16 + i / 2 * 8 + i % 2 * 2;
-        weights[step][i] = pack_probabilities(s[0], s[1], s[4], s[5]);
+        weights[step][i] = pack_e4m3(s[0], s[1], s[4], s[5]);
       }
     }
-  }
-
-  // As pack_e4m3, with the high half first: the second conversion then adds its half to the first's result.
-  static __forceinline__ unsigned pack_probabilities(float v0, float v1, float v2, float v3) {
-    unsigned packed;
-    asm("{\n.reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "mov.b32 %0, {low, high};\n}\n"
-        : "=r"(packed)
-        : "f"(v0), "f"(v1), "f"(v2), "f"(v3));
-    return packed;
   }
 
   // Recomputes S on the CUDA cores, each lane its own values: wgmma would need all warps of the consumer. The stage of

@@ -34,6 +34,13 @@
 //   consumer 1   key tiles 1 4 7 ...  | store partials |
 //   consumer 2   key tiles 2 5 8 ...  | store partials |
 //
+// Few keys (few_keys): all keys of a head are one tile. It stays in its stage while the query tiles of the heads that share
+// it pass, which are one CTA's, one after the other. A work tile is a chain; the other CTAs of the SM overlap with it:
+//
+//   TMA              Q0 K V | Q1                  | Q2                  | Q3 K' V'   ': the next head
+//   tensor cores            | S=Q0 K | O=PV |     | S=Q1 K | O=PV |     |
+//   softmax, store          |      P |      | O   |      P |      | O   |
+//
 // Tiles: three consumers share each K and V tile, which keeps shared-memory and L2 traffic below what the tensor cores
 // need; block_k is the largest for which S, P and O fit the consumers' registers without spills
 // (docs/kernels/attention_forward_sm90.md).
@@ -54,12 +61,15 @@ __forceinline__ void attention_forward_sm90(const AttentionForwardSm90Params& p)
   // Which consumer gets which keys would depend on timing, and so would rounding.
   static_assert(!config.intra_cta_split || !config.dynamic_scheduler);
   static_assert(config.q_stages == 1 || config.q_stages == 2);
+  static_assert(!config.few_keys || (!config.intra_cta_split && !config.dynamic_scheduler && !config.ping_pong &&
+                                     !config.pack_gqa && !config.score_mod && !config.cache));
   static_assert(config.page_box == 0 || config.min_atom == kWidestAtom);  // single rows are at multiples of 128 bytes
   static_assert(!config.pack_gqa || !config.score_mod);  // ALiBi slopes differ between the heads of a tile
   static_assert(config.block_k % 16 == 0 && config.block_k <= 256);
   static_assert(config.dim_qk % 8 == 0 && config.dim_v % 8 == 0 && config.dim_v <= 256);
   // With a single consumer per SM, every thread may have the maximum of 255 registers from the start.
-  forward_sm90_roles<config, ForwardSm90Math<config>, (config.consumers * config.ctas_per_sm > 1)>(p);
+  constexpr bool kReallocates = config.consumers * config.ctas_per_sm > 1 && !config.few_keys;
+  forward_sm90_roles<config, ForwardSm90Math<config>, kReallocates>(p);
 }
 
 }  // namespace tessera

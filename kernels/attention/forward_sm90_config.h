@@ -28,6 +28,7 @@ struct AttentionForwardSm90Config {
   int page_box;            // 0, or K and V are a paged cache: keys of a TMA box, which are all of one page
   bool chunked;            // the mask has chunks
   bool cache;              // K and V are a KV cache, whose lengths only the device knows
+  bool few_keys;  // all keys are one tile, which stays in shared memory while the query tiles of its heads pass
 };
 
 template <class Visitor>
@@ -50,6 +51,7 @@ constexpr void visit_fields(const AttentionForwardSm90Config& config, Visitor&& 
   visit("page_box", config.page_box);
   visit("chunked", config.chunked);
   visit("cache", config.cache);
+  visit("few_keys", config.few_keys);
 }
 
 constexpr int kWarpgroup = 128;
@@ -58,7 +60,13 @@ constexpr int kConsumerRows = 64;
 constexpr int block_q_of(const AttentionForwardSm90Config& config) {
   return (config.intra_cta_split ? 1 : config.consumers) * kConsumerRows;
 }
-constexpr int threads_of(const AttentionForwardSm90Config& config) { return (config.consumers + 1) * kWarpgroup; }
+// With few keys registers suffice without setmaxnreg, so that the producer need not be a whole warpgroup.
+constexpr int producer_threads_of(const AttentionForwardSm90Config& config) {
+  return config.few_keys ? 32 : kWarpgroup;
+}
+constexpr int threads_of(const AttentionForwardSm90Config& config) {
+  return config.consumers * kWarpgroup + producer_threads_of(config);
+}
 
 // Registers per thread of the producer and of a consumer. A CTA starts with the same number for all threads; setmaxnreg
 // then moves registers from the producer to the consumers.

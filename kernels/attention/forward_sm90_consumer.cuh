@@ -30,6 +30,53 @@ struct ForwardSm90Consumer {
   PipelineState<1> parts_pipe = {};
 
   __forceinline__ void run() {
+    if constexpr (config.few_keys) {
+      attend_few_keys();
+    } else {
+      attend_keys_in_tiles();
+    }
+  }
+
+  // few_keys: K and V are released after the last work tile that needs them. Stages follow from two counts, because four
+  // CTAs share the registers.
+  __forceinline__ void attend_few_keys() {
+    unsigned keys = 0;  // released so far
+    for (unsigned tile = 0;; ++tile) {
+      const unsigned q_stage = tile % config.q_stages, slot = tile % kWorkTileSlots;
+      const unsigned k_stage = keys % config.stages, k_parity = keys / config.stages % 2;
+      wait(kAt.q_full, q_stage, tile / config.q_stages % 2);
+      const WorkTileInfo info = read_info(slot);
+      if (info.first_q == WorkTileInfo::kNoWork) break;
+      math.rows.start(info);
+      // S = Q K^T.
+      wait(kAt.k_full, k_stage, k_parity);
+      wgmma_discard(math.scores);
+      wgmma_fence();
+      math.issue_scores(shared + kAt.q + q_stage * kAt.q_stage, shared + kAt.k + k_stage * kAt.k_stage);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(math.scores);
+      mbarrier_arrive(shared + kAt.q_empty + q_stage * kMbarrierBytes);  // every lane, as in release_q()
+      if (info.ends_keys) release(kAt.k_empty, k_stage);
+      math.softmax_of_few_keys();
+      math.pack_weights();
+      // O = P V.
+      wait(kAt.v_full, k_stage, k_parity);
+      wgmma_discard(math.output);
+      wgmma_fence();
+      math.issue_output(shared + kAt.v + k_stage * kAt.v_stage);
+      wgmma_commit_group();
+      wgmma_wait_group<0>();
+      math.finish_output();
+      if (info.ends_keys) {
+        release(kAt.v_empty, k_stage);
+        ++keys;
+      }
+      math.store(read_info(slot));  // again: registers are scarce until here
+    }
+  }
+
+  __forceinline__ void attend_keys_in_tiles() {
     if (math.rows.consumer == config.consumers - 1) ping_pong_arrive();  // consumer 0 goes first
     while (true) {
       wait(kAt.q_full, q_pipe.index, q_pipe.parity);

@@ -60,7 +60,7 @@ struct ForwardSm90Math {
     }
   }
 
-  // O += P V: one product covers all atoms of 64 columns, and each narrower atom has its own.
+  // O += P V, or with few_keys O = P V: one product covers all atoms of 64 columns, and each narrower atom has its own.
   __forceinline__ void issue_output(unsigned v_tile) {
     constexpr int kWide = padded_dim(config.dim_v, kMinAtom) / kWidestAtom * kWidestAtom;
     constexpr int kWideColumns = kWide < config.dim_v ? kWide : config.dim_v;
@@ -79,7 +79,8 @@ struct ForwardSm90Math {
     float(&sums)[count / 2] = reinterpret_cast<float(&)[count / 2]>(output[first / 2]);
 #pragma unroll
     for (int step = 0; step < kPvSteps; ++step) {
-      Wgmma<count>::template registers_shared<kType, true>(sums, weights[step], v.at(step * 16 * width * 2), true);
+      Wgmma<count>::template registers_shared<kType, true>(sums, weights[step], v.at(step * 16 * width * 2),
+                                                           !config.few_keys || step > 0);
     }
   }
   __forceinline__ void finish_output() { wgmma_fence_operand(output); }
@@ -102,6 +103,12 @@ struct ForwardSm90Math {
     return softmax.update_speculatively(reinterpret_cast<float(&)[1][kKeyTiles * 4]>(scores),
                                         masked || config.score_mod, recompute,
                                         [&](int, int half, float factor) { rescale[half] = factor; });
+  }
+
+  // Scores to probabilities, of the only key tile.
+  __forceinline__ void softmax_of_few_keys() {
+    if (config.masked || rows.len_k < config.block_k) rows.mask(scores, 0);
+    softmax.take_all(reinterpret_cast<float(&)[1][kKeyTiles * 4]>(scores));
   }
 
   __forceinline__ void pack_weights() {

@@ -202,7 +202,7 @@ struct ForwardSm90Producer {
     const KeyRange keys = info.keys_of<config>(p, info.first_q, block_q_of(config));
     info.first_tile = keys.first_tile(config.block_k);
     info.last_tile = keys.last_tile(config.block_k);
-    if constexpr (config.intra_cta_split) info.first_consumer = k_pipe.index % config.consumers;
+    if constexpr (config.intra_cta_split) info.first_consumer = static_cast<short>(k_pipe.index % config.consumers);
     return info;
   }
   __forceinline__ void write(const WorkTileInfo& info) {
@@ -240,8 +240,42 @@ struct ForwardSm90Producer {
     prefetch_tensor_map(p.v.by_width[map_index(atom_at(v_tile_of(config).columns, kMinAtom, 0).width)]);
   }
 
-  __forceinline__ void run() {
-    pdl_wait_and_launch_dependents();
+  // few_keys: all work tiles, those of a head one after the other, are divided evenly among the CTAs.
+  __forceinline__ void load_few_keys() {
+    const unsigned tiles = p.columns * p.q_tiles, each = tiles / gridDim.x, longer = tiles - each * gridDim.x;
+    const unsigned first = blockIdx.x * each + min(blockIdx.x, longer);
+    unsigned column = first / p.q_tiles, tile = first - column * p.q_tiles;
+    unsigned loaded = p.columns;  // the key head, of all sequences', whose keys were loaded last
+    for (unsigned left = each + (blockIdx.x < longer ? 1 : 0); left > 0; --left) {
+      const unsigned key_column = p.by_group.quotient(column);
+      WorkTileInfo info = {};
+      info.batch = p.by_heads.quotient(column);
+      info.head = column - info.batch * p.by_heads.by;
+      info.first_q = static_cast<int>(tile) * block_q_of(config);
+      info.len_q = length_of(p.cu_seqlens_q, info.batch, p.seq_q);
+      info.len_k = length_of(p.cu_seqlens_k, info.batch, p.seq_k);
+      const bool ends_head = info.first_q + block_q_of(config) >= info.len_q;
+      info.ends_keys = ends_head && p.by_group.quotient(column + 1) != key_column;
+      if (info.first_q < info.len_q) {
+        const unsigned q_full = acquire_q();
+        write(info);
+        load_q(info, q_full, row_origin(p.cu_seqlens_q, info.batch, p.seq_q, info.len_q));
+        q_pipe.advance();
+        if (loaded != key_column) {
+          const Keys keys = keys_of(info);
+          load_k(0, keys);
+          load_v(0, keys);
+          loaded = key_column;
+        }
+      }
+      if (++tile == p.q_tiles) {
+        tile = 0;
+        ++column;
+      }
+    }
+  }
+
+  __forceinline__ void load_keys_in_tiles() {
     unsigned index = blockIdx.x;
     for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
       const WorkTileInfo info = info_of(index);
@@ -262,6 +296,15 @@ struct ForwardSm90Producer {
         if (tile - kAhead >= info.first_tile) load_k(tile - kAhead, keys);
         if (tile <= info.last_tile) load_v(tile, keys);
       }
+    }
+  }
+
+  __forceinline__ void run() {
+    pdl_wait_and_launch_dependents();
+    if constexpr (config.few_keys) {
+      load_few_keys();
+    } else {
+      load_keys_in_tiles();
     }
     WorkTileInfo end = {};
     end.first_q = WorkTileInfo::kNoWork;

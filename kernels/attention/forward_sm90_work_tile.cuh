@@ -25,7 +25,8 @@ struct ForwardSm90WorkTileInfo {
   int first_q;  // first row of the tile: a query or, with pack_gqa, a (query, head) pair; kNoWork: no more work
   int len_q, len_k;
   int first_tile, last_tile;  // key tiles that some row of the work tile sees; last < first: none
-  int first_consumer;         // intra-CTA split: the consumer of the last key tile, which is loaded first
+  short first_consumer;       // intra-CTA split: the consumer of the last key tile, which is loaded first
+  bool ends_keys;             // few_keys: no later work tile has the same keys
 
   static constexpr int kNoWork = -1;
 

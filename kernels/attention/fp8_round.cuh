@@ -19,6 +19,20 @@ __forceinline__ int fp8_scale_exponent(float amax) {
 __forceinline__ float power_of_two(int exponent) {
   return float_from_bits(static_cast<unsigned>(exponent + 127) << 23);
 }
+__forceinline__ float inverse_power_of_two(float power) {
+  return float_from_bits((254u << 23) - bits_from_float(power));
+}
+// Of a row by itself. Zeros take the least, so that they do not count beside rows that have values.
+__forceinline__ float fp8_row_scale(float amax) {
+  return power_of_two(amax == 0.0f ? kLeastScaleExponent : fp8_scale_exponent(amax));
+}
+
+// Of both halves of pairs of fp16: a b + c.
+__forceinline__ unsigned fma_half(unsigned a, unsigned b, unsigned c) {
+  unsigned sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
 
 // The larger of a and |b|, of each half; NaN is ignored.
 template <DType dtype>

@@ -1,9 +1,9 @@
 // Copies a matrix whose rows start anywhere to one whose rows start at multiples of 16 bytes, which TMA can load. Entry
-// point: gemm_pad_rows, below. There may be several copies, with their columns shifted; a thread writes the same chunks of every
-// gridDim.y-th. What a copy has before the matrix's columns and behind them is zero.
+// point: gemm_pad_rows, below. There may be several copies, with their columns shifted by 0 to 7. What a copy has before the
+// matrix's columns and behind them is zero.
 //
-// A thread writes 16 bytes at a time, which lie across two aligned chunks of the matrix: it loads both and shifts. The second
-// one is its neighbour's first, so it is in L1. At the edges of the matrix it reads element by element.
+// A thread writes the same 16 bytes of every gridDim.y-th copy. In the matrix they lie across two aligned chunks, and those of
+// all copies across three, which are loaded once. At the ends of a row a chunk is read element by element.
 #pragma once
 
 #include "gemm/pad_rows_config.h"
@@ -14,54 +14,51 @@
 
 namespace tessera {
 
-template <GemmPadRowsConfig config>
-__forceinline__ void gemm_pad_copy(const GemmPadRowsParams& p, int copy) {
-  const unsigned long long first =
-      static_cast<unsigned long long>(blockIdx.x) * blockDim.x * config.chunks + threadIdx.x;
-  const auto* data = static_cast<const Bits16*>(p.from.data);
-  const Bits16* end = data + (p.rows - 1) * p.from.row_stride + p.columns;
-  Words4 own[config.chunks], behind[config.chunks];
-  int shift[config.chunks];
-  bool whole[config.chunks];
-  const int before_first = p.shift[copy];
+// Eight elements of a row from `column` on, at a multiple of 16 bytes. Columns that the row does not have are zero.
+__forceinline__ Words4 gemm_pad_load(const GemmPadRowsParams& p, const Bits16* row, int column, bool wanted) {
+  Words4 words = load_16(row + column, wanted && column >= 0 && column + 8 <= p.columns);
+  const bool starts = column < 0 && column + 8 > 0, ends = column < p.columns && column + 8 > p.columns;
+  if (wanted && (starts || ends)) {
+    const auto bits = [&](int e) {
+      const bool exists = static_cast<unsigned>(column + e) < static_cast<unsigned>(p.columns);
+      return static_cast<unsigned>(load_read_only(row + column + e, exists));
+    };
 #pragma unroll
-  for (int i = 0; i < config.chunks; ++i) {
-    const unsigned long long index = first + i * blockDim.x;
-    const Index row = static_cast<Index>(index / p.row_chunks);
-    const int column = static_cast<int>(index % p.row_chunks) * 8 - before_first;
-    const Bits16* from = data + row * p.from.row_stride + column;
-    shift[i] = static_cast<int>(reinterpret_cast<unsigned long long>(from) / 2 % 8);
-    const Bits16* before = from - shift[i];
-    whole[i] = row < p.rows && column >= 0 && column + 8 <= p.columns && before >= data && before + 16 <= end;
-    own[i] = load_16(before, whole[i]);
-    behind[i] = load_16(before + 8, whole[i]);
+    for (int w = 0; w < 4; ++w) words.word[w] = bits(2 * w) | bits(2 * w + 1) << 16;
   }
-#pragma unroll
-  for (int i = 0; i < config.chunks; ++i) {
-    const unsigned long long index = first + i * blockDim.x;
-    const Index row = static_cast<Index>(index / p.row_chunks);
-    const int column = static_cast<int>(index % p.row_chunks) * 8 - before_first;
-    if (row >= p.rows) continue;
-    Words4 words = eight_of_sixteen(own[i], behind[i], shift[i]);
-    if (!whole[i]) {
-      const Bits16* from = data + row * p.from.row_stride + column;
-      const auto bits = [&](int e) {
-        const bool exists = static_cast<unsigned>(column + e) < static_cast<unsigned>(p.columns);
-        return static_cast<unsigned>(load_read_only(from + e, exists));
-      };
-#pragma unroll
-      for (int w = 0; w < 4; ++w) words.word[w] = bits(2 * w) | bits(2 * w + 1) << 16;
-    }
-    store_16(static_cast<Bits16*>(p.to.data) + copy * p.to.group_stride + row * p.to.row_stride + column + before_first,
-             words);
-  }
+  return words;
 }
 
 template <GemmPadRowsConfig config>
 __forceinline__ void gemm_pad_rows(const GemmPadRowsParams& p) {
   pdl_wait_and_launch_dependents();
+  const unsigned long long first =
+      static_cast<unsigned long long>(blockIdx.x) * blockDim.x * config.chunks + threadIdx.x;
+  Words4 words[config.chunks][3];
+  int before[config.chunks];  // elements from the second chunk's beginning to the column of a copy that is not shifted
+#pragma unroll
+  for (int i = 0; i < config.chunks; ++i) {
+    const unsigned long long index = first + i * blockDim.x;
+    const Index at = static_cast<Index>(index / p.row_chunks);
+    const int column = static_cast<int>(index % p.row_chunks) * 8;
+    const Bits16* row = static_cast<const Bits16*>(p.from.data) + at * p.from.row_stride;
+    before[i] = static_cast<int>(reinterpret_cast<unsigned long long>(row) / 2 % 8);
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      words[i][c] = gemm_pad_load(p, row, column - before[i] + (c - 1) * 8, at < p.rows && (c > 0 || p.copies > 1));
+    }
+  }
   for (int copy = static_cast<int>(blockIdx.y); copy < p.copies; copy += static_cast<int>(gridDim.y)) {
-    gemm_pad_copy<config>(p, copy);
+#pragma unroll
+    for (int i = 0; i < config.chunks; ++i) {
+      const unsigned long long index = first + i * blockDim.x;
+      const Index at = static_cast<Index>(index / p.row_chunks);
+      if (at >= p.rows) continue;
+      const int shift = before[i] - p.shift[copy];
+      const Words4 chunk = shift >= 0 ? eight_of_sixteen(words[i][1], words[i][2], shift)
+                                      : eight_of_sixteen(words[i][0], words[i][1], shift + 8);
+      store_16(static_cast<Bits16*>(p.to.data) + copy * p.to.group_stride + index * 8, chunk);
+    }
   }
 }
 

@@ -84,7 +84,6 @@ struct LossMlpGmmNllSm90Consumer : MlpNarrowSm90Consumer<mlp_gmm_nll_sm90::mlp_c
   }
 
   __forceinline__ void finish(int tile) {
-    this->exchange();
     if (this->consumer == 0) {
       add_others<0>();
     } else {
@@ -115,76 +114,15 @@ struct LossMlpGmmNllSm90Consumer : MlpNarrowSm90Consumer<mlp_gmm_nll_sm90::mlp_c
       if (lane == 0 && wanted) loss.out[at] = value;
     }
   }
-
-  __forceinline__ void run() {
-    if (this->consumer == 1) named_barrier_arrive(Mlp::kTurn, 256);  // consumer 0 is first
-    int turn = 0;
-    for (int tile = static_cast<int>(blockIdx.x); tile < this->p.row_tiles; tile += static_cast<int>(gridDim.x)) {
-#pragma unroll
-      for (int row_tile = 0; row_tile < Mlp::kRowTiles; ++row_tile) {
-#pragma unroll
-        for (int i = 0; i < Mlp::kOut; ++i) this->out[row_tile][i] = 0.0f;
-      }
-      for (int hidden = 0; hidden < this->p.hidden_tiles; ++hidden) {
-        if (turn == this->consumer) {
-          typename Mlp::Sums sums = {};  // set here, the last tile's are not kept in registers until now
-          this->accumulate(sums);
-          this->multiply_down(sums);
-        } else {
-          this->skip();
-        }
-        turn ^= 1;
-      }
-      finish(tile);
-      this->x_parity ^= 1;
-    }
-  }
 };
 
 template <LossMlpGmmNllSm90Config config>
 __forceinline__ void loss_mlp_gmm_nll_sm90(const LossMlpGmmNllSm90Params& p) {
-  using namespace mlp_narrow_sm90;
   constexpr MlpNarrowSm90Config kMlp = mlp_gmm_nll_sm90::mlp_config(config);
-  constexpr Layout kAt = layout(kMlp);
-  extern __shared__ __align__(kTileAlignment) unsigned char memory[];
-  const unsigned shared = shared_address(memory);
-  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMostSteps; ++i) mbarrier_init(shared + kAt.x_full + i * kMbarrierBytes, 1);
-    mbarrier_init(shared + kAt.x_empty, 8);
-    for (int i = 0; i < config.stages; ++i) {
-      mbarrier_init(shared + kAt.full + i * kMbarrierBytes, 1);
-      mbarrier_init(shared + kAt.empty + i * kMbarrierBytes, 4 * config.cluster);
-    }
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(shared + kAt.down_full + i * kMbarrierBytes, 1);
-      mbarrier_init(shared + kAt.down_empty + i * kMbarrierBytes, 4);
-    }
-    fence_mbarrier_init();
-  }
-  if constexpr (config.cluster > 1) {
-    cluster_arrive_relaxed();
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
-  // At the start a thread has 168 registers.
-  if (warpgroup == 0) {
-    setmaxnreg_dec<40>();
-    if (threadIdx.x == 0) MlpNarrowSm90Producer<kMlp>{p.mlp, shared}.run();
-    __syncwarp();
-  } else {
-    setmaxnreg_inc<232>();
-    LossMlpGmmNllSm90Consumer<config> consumer{
-        {p.mlp, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) % 128 / 32},
-        p.loss};
-    consumer.run();
-  }
-  // The other CTA may still multicast into this one's shared memory, or arrive at its mbarriers.
-  if constexpr (config.cluster > 1) {
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
+  mlp_narrow_sm90_roles<kMlp>(p.mlp, [&](const MlpNarrowSm90Consumer<kMlp>& of_mlp) {
+    LossMlpGmmNllSm90Consumer<config> consumer{of_mlp, p.loss};
+    consumer.run([&](int tile) { consumer.finish(tile); });
+  });
 }
 
 }  // namespace tessera

@@ -229,8 +229,17 @@ struct MlpNarrowSm90Consumer {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(shared + kAt.x_empty);
   }
+  __forceinline__ void store(int tile) const {
+    if (consumer == 0) {
+      add_and_store<0>(tile);
+    } else {
+      add_and_store<1>(tile);
+    }
+  }
 
-  __forceinline__ void run() {
+  // finish(tile): what becomes of a row tile's sums; it arrives at x_empty when it no longer needs the memory of x.
+  template <class Finish>
+  __forceinline__ void run(const Finish& finish) {
     if (consumer == 1) named_barrier_arrive(kTurn, 256);  // consumer 0 is first
     int turn = 0;
     for (int tile = static_cast<int>(blockIdx.x); tile < p.row_tiles; tile += static_cast<int>(gridDim.x)) {
@@ -250,11 +259,7 @@ struct MlpNarrowSm90Consumer {
         turn ^= 1;
       }
       exchange();
-      if (consumer == 0) {
-        add_and_store<0>(tile);
-      } else {
-        add_and_store<1>(tile);
-      }
+      finish(tile);
       x_parity ^= 1;
     }
   }
@@ -267,8 +272,9 @@ struct MlpNarrowSm90Consumer {
   }
 };
 
-template <MlpNarrowSm90Config config>
-__forceinline__ void mlp_narrow_sm90_forward(const MlpNarrowSm90Params& p) {
+// Sets up the CTA and runs its roles. consume: runs a consumer, which it gets.
+template <MlpNarrowSm90Config config, class Consume>
+__forceinline__ void mlp_narrow_sm90_roles(const MlpNarrowSm90Params& p, const Consume& consume) {
   using namespace mlp_narrow_sm90;
   static_assert(config.stages >= 2);
   static_assert(config.block_h % 16 == 0 && config.block_h >= 16 && config.block_h <= 160);
@@ -303,15 +309,20 @@ __forceinline__ void mlp_narrow_sm90_forward(const MlpNarrowSm90Params& p) {
     __syncwarp();
   } else {
     setmaxnreg_inc<232>();
-    MlpNarrowSm90Consumer<config> consumer{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
-                                           static_cast<int>(threadIdx.x) % 128 / 32};
-    consumer.run();
+    consume(MlpNarrowSm90Consumer<config>{p, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % 32,
+                                          static_cast<int>(threadIdx.x) % 128 / 32});
   }
   // The other CTA may still multicast into this one's shared memory, or arrive at its mbarriers.
   if constexpr (config.cluster > 1) {
     cluster_arrive_relaxed();
     cluster_wait();
   }
+}
+
+template <MlpNarrowSm90Config config>
+__forceinline__ void mlp_narrow_sm90_forward(const MlpNarrowSm90Params& p) {
+  mlp_narrow_sm90_roles<config>(
+      p, [](MlpNarrowSm90Consumer<config> consumer) { consumer.run([&](int tile) { consumer.store(tile); }); });
 }
 
 }  // namespace tessera

@@ -9,6 +9,13 @@ __forceinline__ void increment_release(unsigned* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
+// Adds 1 and returns what was there before. Likewise, and what was done before the earlier releases is visible.
+__forceinline__ unsigned increment_acq_rel(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 __forceinline__ unsigned load_acquire(const unsigned* counter) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");

@@ -13,12 +13,13 @@ namespace tessera {
 
 constexpr float kLargestE4m3 = 448.0f;
 
-// Rounds to nearest even; beyond the largest value, to the largest.
+// Rounds to nearest even; beyond the largest value, to the largest. The high half comes first: the second conversion adds its
+// half to the result of the first.
 __forceinline__ unsigned pack_e4m3(float v0, float v1, float v2, float v3) {
   unsigned packed;
   asm("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
       "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
       "mov.b32 %0, {low, high};\n}\n"
       : "=r"(packed)
       : "f"(v0), "f"(v1), "f"(v2), "f"(v3));

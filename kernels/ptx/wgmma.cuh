@@ -54,6 +54,13 @@ __forceinline__ void wgmma_fence_operand(float (&d)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Call before a product that does not add to its accumulators: what they held is not kept in registers until then.
+template <int count>
+__forceinline__ void wgmma_discard(float (&d)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "=f"(d[i]));
+}
+
 // Sets the number of registers per thread from here on. The whole warpgroup calls it, and each warp role is one branch
 // of an if.
 template <int registers>

@@ -49,21 +49,12 @@ struct OnlineSoftmax {
   template <class Rescale>
   __forceinline__ bool raise_references(const Scores& scores, const Rescale& rescale) {
     Rows largest;
+    find_maxima(scores, largest);
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float& row_max = largest[m][half];
-        row_max = scores[m][half * 2];
-#pragma unroll
-        for (int n = 0; n < tiles; ++n) {
-          row_max = fmaxf(row_max, fmaxf(scores[m][n * 4 + half * 2], scores[m][n * 4 + half * 2 + 1]));
-        }
-        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
-        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
-        grown |= (row_max - reference[m][half]) * scale_log2 > kSlack;
-      }
+      for (int half = 0; half < 2; ++half) grown |= (largest[m][half] - reference[m][half]) * scale_log2 > kSlack;
     }
     grown = __any_sync(0xffffffffu, grown);
     if (grown) {
@@ -125,6 +116,14 @@ struct OnlineSoftmax {
     return grown;
   }
 
+  // The softmax of rows whose keys are all in this tile.
+  __forceinline__ void take_all(Scores& scores) {
+    find_maxima(scores, reference);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) row_sum[m][0] = row_sum[m][1] = 0;
+    exponentiate<false>(scores);
+  }
+
   // Merges the softmax of the same rows over other keys. The caller multiplies what each side has summed by mine and
   // theirs.
   __forceinline__ void merge(const Rows& other_reference, const Rows& other_sum, Rows& mine, Rows& theirs) {
@@ -164,6 +163,23 @@ struct OnlineSoftmax {
   }
 
  private:
+  __forceinline__ static void find_maxima(const Scores& scores, Rows& largest) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& row_max = largest[m][half];
+        row_max = scores[m][half * 2];
+#pragma unroll
+        for (int n = 0; n < tiles; ++n) {
+          row_max = fmaxf(row_max, fmaxf(scores[m][n * 4 + half * 2], scores[m][n * 4 + half * 2 + 1]));
+        }
+        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
+        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
+      }
+    }
+  }
+
   // The reference in exp2 units. For a row that has seen no key, any finite number keeps exp2(-inf - shift) at 0.
   __forceinline__ float shift_of(int m, int half) const {
     return reference[m][half] == -infinity() ? 0.0f : reference[m][half] * scale_log2;

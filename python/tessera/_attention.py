@@ -201,19 +201,20 @@ def attention(
         return _first_served(precision, lambda each: attention(**given, precision=each))
     if max_seqlen_q is not None or max_seqlen_k is not None:  # a tensor's value may change, and options are cached
         max_seqlen_q, max_seqlen_k = (int(n) if isinstance(n, torch.Tensor) else n for n in (max_seqlen_q, max_seqlen_k))
-    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(q, k, v)
-    if precision is not None and mode != _PLAIN:
-        mode = _DISPATCHED
-    if deterministic is None and mode != _PLAIN:  # only gradients differ
-        deterministic = are_deterministic_algorithms_enabled()
-    given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk)
-    if precision is not None:
-        given += (precision,)
     if alibi is not None and isinstance(alibi, torch.Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise Error("alibi requires a gradient, which tessera does not compute; pass alibi.detach()")
-    if mode == _PLAIN:
-        return _native.forward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, _cached_options(given), False, return_lse)
-    if mode == _GRADIENTS:
+    mode = _DISPATCHED
+    if not is_dynamo_compiling():
+        mode = _native.forward_if_plain(
+            q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, False, return_lse, _cached_options,
+            causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk, precision,
+        )  # fmt: skip
+        if type(mode) is not int:  # the result
+            return mode
+    if deterministic is None:  # only gradients differ
+        deterministic = are_deterministic_algorithms_enabled()
+    given = (causal, alignment, window, softcap, scale, deterministic, max_seqlen_q, max_seqlen_k, attention_chunk, precision)
+    if mode == _GRADIENTS and precision is None:
         return _apply(q, k, v, (alibi, cu_seqlens_q, cu_seqlens_k, _cached_options(given), False, return_lse))
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -239,10 +240,14 @@ def attention(
 
 def attention_heads_first(query, key, value, causal, scale):
     """attention for tensors of [B, H, S, D], with the options of sdpa."""
-    mode = _DISPATCHED if is_dynamo_compiling() else _native.mode(query, key, value)
-    if mode == _PLAIN:
-        options = _cached_options((causal, None, None, 0.0, scale, None, None, None, 0))
-        return _native.forward(query, key, value, None, None, None, options, True, False)
+    mode = _DISPATCHED
+    if not is_dynamo_compiling():
+        mode = _native.forward_if_plain(
+            query, key, value, None, None, None, True, False, _cached_options,
+            causal, None, None, 0.0, scale, None, None, None, 0, None,
+        )  # fmt: skip
+        if type(mode) is not int:  # the result
+            return mode
     if mode == _GRADIENTS:
         deterministic = are_deterministic_algorithms_enabled()
         options = _cached_options((causal, None, None, 0.0, scale, deterministic, None, None, 0))
@@ -252,7 +257,7 @@ def attention_heads_first(query, key, value, causal, scale):
 
 
 def _decode_options(
-    causal, window, softcap, scale, rotary_interleaved, batch_invariant, max_seqlen_q=0, attention_chunk=0
+    causal, window, softcap, scale, rotary_interleaved, batch_invariant, max_seqlen_q=0, attention_chunk=0, scale_flag=0
 ):
     for name, value in (("rotary_interleaved", rotary_interleaved), ("batch_invariant", batch_invariant)):
         if isinstance(value, torch.Tensor):
@@ -264,7 +269,7 @@ def _decode_options(
         max_seqlen_q, 0, attention_chunk,
     )  # fmt: skip
     flags |= _ops.ROTARY_INTERLEAVED * bool(rotary_interleaved) | _ops.BATCH_INVARIANT * bool(batch_invariant)
-    return scale, softcap, flags, *rest
+    return scale, softcap, flags | scale_flag, *rest
 
 
 _decode_cache = {}
@@ -279,16 +284,35 @@ def _cached_decode_options(*given):
 
 
 def _cache_and_scale(name, cache, scale):
-    """As the library takes them: e4m3 as uint8, and a dim of one block more."""
+    """As the library takes them: e4m3 as uint8, and scales of heads with a dim of one block more."""
     if getattr(cache, "dtype", None) == torch.float8_e4m3fn:
         cache = cache.view(torch.uint8)
     elif getattr(cache, "dtype", None) == torch.uint8:
         raise Error(f"{name}_cache is uint8; float8_e4m3fn is accepted, as {name}_cache.view(torch.float8_e4m3fn)")
     if isinstance(scale, torch.Tensor):
-        if scale.dim() != 2:
-            raise Error(f"{name}_scale has {scale.dim()} dims; 2 are accepted, [B or 1, Hkv or 1]")
-        scale = scale.unsqueeze(-1)
+        if scale.dim() not in (2, 3):
+            raise Error(
+                f"{name}_scale has {scale.dim()} dims; 2 are accepted, [B or 1, Hkv or 1], or 3, beside the keys of the cache"
+            )
+        scale = scale.unsqueeze(-1) if scale.dim() == 2 else scale
     return cache, scale
+
+
+def _scale_flag(cache, page_table, k_scale, v_scale):
+    """Of scales that lie beside the keys of the cache: those with 3 dims."""
+    shapes = {n: s.shape for n, s in (("k_scale", k_scale), ("v_scale", v_scale)) if isinstance(s, torch.Tensor)}
+    if all(len(shape) != 3 for shape in shapes.values()) or not isinstance(cache, torch.Tensor) or cache.dim() != 4:
+        return 0
+    if len({tuple(shape[2:]) for shape in shapes.values()}) > 1:
+        text = " and ".join(f"{name} is {list(shape)}" for name, shape in shapes.items())
+        raise Error(f"{text}; both have scales of heads, of pages or of tokens")
+    keys, (name, shape) = cache.shape[1], next(iter(shapes.items()))
+    if shape[2] == keys:
+        return _ops.SCALE_PER_TOKEN
+    if page_table is None or shape[2] != 1:
+        page = "" if page_table is None else ", or 1 for a whole page,"
+        raise Error(f"{name} is {list(shape)}; {keys} scales for the keys{page} are accepted as its last dim")
+    return _ops.SCALE_PER_PAGE
 
 
 def decode(
@@ -342,16 +366,20 @@ def decode(
     max_seqlen_q     optional: the longest sequence of queries
     attention_chunk  a query at position x sees only keys of its chunk, x // attention_chunk; 0: all
     k_scale, v_scale   of caches of float8_e4m3fn, which need them: float32 [B or 1, Hkv or 1]. A key is what k_cache has
-                     times its scale; k_new is divided by it, rounded to float8_e4m3fn, and attended to as such
+                     times its scale; k_new is divided by it, rounded to float8_e4m3fn, and attended to as such.
+                     With 3 dims they lie beside the cache: [B, Hkv, S], or [pages, Hkv, page_size] with page_table, has a
+                     scale for each key, which k_new writes: a power of two. [pages, Hkv or 1, 1] has one for each page,
+                     which must be there before a key is appended to it
 
     On the CPU, lengths and indices that do not fit the cache raise. On a GPU only the device knows them: such a sequence
     gets 0 (log-sum-exp -inf), its cache is not written, and its status is 1.
     """
+    flag = 0 if k_scale is None and v_scale is None else _scale_flag(k_cache, page_table, k_scale, v_scale)
     k_cache, k_scale = _cache_and_scale("k", k_cache, k_scale)
     v_cache, v_scale = _cache_and_scale("v", v_cache, v_scale)
     interleaved = rotary_interleaved and rotary_cos is not None
     longest = int(max_seqlen_q) if isinstance(max_seqlen_q, torch.Tensor) else max_seqlen_q
-    given = (causal, window, softcap, scale, interleaved, batch_invariant, longest, attention_chunk)
+    given = (causal, window, softcap, scale, interleaved, batch_invariant, longest, attention_chunk, flag)
     head = (q, k_cache, v_cache, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q)
     head += (k_scale, v_scale)
     appended = (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)
@@ -366,7 +394,10 @@ def decode(
         _ops.refuse_append_gradient(head + appended)
         if not is_compiling():
             _ops.refuse_tangents(head + appended)
-        out, lse = torch.ops.tessera.decode_append(*head, *appended, *options)
+        written = (None, None)
+        if flag == _ops.SCALE_PER_TOKEN and k_new is not None:
+            head, written = head[:-2] + written, (k_scale, v_scale)
+        out, lse = torch.ops.tessera.decode_append(*head, *appended, *written, *options)
     return (out, lse) if return_lse else out
 
 
@@ -428,11 +459,12 @@ def explain(
     if op == "decode":
         if precision is not None:
             raise Error(f"precision is {precision!r}, which tessera.decode does not take")
+        flag = _scale_flag(k, page_table, k_scale, v_scale)
         k, k_scale = _cache_and_scale("k", k, k_scale)
         v, v_scale = _cache_and_scale("v", v, v_scale)
         interleaved = rotary_interleaved and rotary_cos is not None
         options = _decode_options(
-            causal, window, softcap, scale, interleaved, batch_invariant, max_seqlen_q, attention_chunk
+            causal, window, softcap, scale, interleaved, batch_invariant, max_seqlen_q, attention_chunk, flag
         )
         rest = (cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_scale, v_scale)
         rest += (k_new, v_new, rotary_cos, rotary_sin, rotary_seqlens, status)

@@ -192,6 +192,8 @@ def _grouped_gradients(ctx, dout, _):
         first = before
         if ctx.needs_input_grad[0]:
             dx = product(first, weight, B_TRANSPOSED)
+            row = torch.arange(dx.shape[0], device=dx.device)
+            dx.masked_fill_((row >= offsets[-1])[:, None], 0)  # the product does not write rows of no group
         if ctx.has_bias and ctx.needs_input_grad[3]:
             # The sums of each group's rows, as a product with a column of ones.
             ones = before.new_ones((before.shape[0], 8))
@@ -282,8 +284,8 @@ def grouped_linear(x, weight, offsets=None, bias=None, *, activation="none"):
 
     weight: [G, N, K]; bias: [G, N].
     With offsets, an int32 tensor [G + 1] on x's device: rows offsets[g] to offsets[g + 1] of x, [rows, K], are group g's;
-    groups may be empty. The result is [rows, N]; its rows from offsets[G] on are not written. The host does not read
-    offsets.
+    groups may be empty. The result is [rows, N]; its rows from offsets[G] on are not written, and the gradients of x's are 0.
+    The host does not read offsets.
     Without: x is [..., G, K], or [..., 1, K] if all groups have the same input, and the result is [..., G, N].
     """
     mode, (x, weight, bias, _) = prepared(x=x, weight=weight, bias=bias, offsets=offsets)

@@ -82,7 +82,7 @@ def gmm_nll(params, target, reduction="mean"):
     expect_tensors(target=target)
     if params.dim() < 2 or target.shape != params.shape[:-2]:
         raise Error(f"params has shape {list(params.shape)} and target {list(target.shape)}; [..., K, 3] and [...] are accepted")
-    rows = params.reshape(-1, *params.shape[-2:])
+    rows = params.flatten(0, -3) if params.dim() > 2 else params[None]
     out, _ = _gmm_nll_op(rows, target.reshape(-1), REDUCTIONS[reduction], want_gradients(params))
     return out.reshape(target.shape if reduction == "none" else ())
 

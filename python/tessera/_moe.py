@@ -252,6 +252,8 @@ def moe(
         raise Error("either logits are given, or experts and weights")
     if logits is None and balance_loss:
         raise Error("the balance loss needs logits")
+    if experts is not None and (experts.is_floating_point() or experts.dtype == torch.bool):
+        raise Error(f"experts is {experts.dtype}; integers are accepted")
     check_leading_dims(x, logits=logits, experts=experts, weights=weights)
     x, up, down, gate = under_autocast(x, up, down, gate)
     if logits is None:
@@ -259,12 +261,15 @@ def moe(
             given = f"top_k is {top_k}, experts is {list(experts.shape)} and weights is {list(weights.shape)}"
             raise Error(f"{given}; experts and weights are [..., top_k]")
         top_k = experts.shape[-1]
+    elif not isinstance(top_k, (int, Integral)):
+        raise Error(f"top_k is {top_k!r}; an integer is accepted")
+    if up.dim() == 3 and not 1 <= top_k <= up.shape[0]:
+        raise Error(f"top_k is {top_k}; 1 to the number of experts is accepted, which is {up.shape[0]}")
+    if logits is None:
         experts = experts.reshape(-1, top_k)
         if experts.dtype != torch.int32:  # clamped, since a cast alone could make an expert of what is none
             experts = experts.long().clamp(-1, up.shape[0]).to(torch.int32)
         weights = weights.reshape(-1, top_k).float()
-    elif not isinstance(top_k, (int, Integral)):
-        raise Error(f"top_k is {top_k!r}; an integer is accepted")
     else:
         logits = _flat(logits)
     tensors = (x, logits, weights, up, down, gate)

@@ -1,5 +1,7 @@
 """RMSNorm, LayerNorm and rotary embedding: the operators as torch.library knows them, and the functions on top."""
 
+from numbers import Real
+
 import torch
 
 from tessera import _native
@@ -140,8 +142,10 @@ def _apply(x, weight, bias, residual, eps, centered):
     expect_tensors(x=x, weight=weight, bias=bias, residual=residual)
     if x.dim() == 0:
         raise Error("x has 0 dims; [..., N] is accepted")
-    if eps is None:
-        raise Error("eps is None; a number is accepted")
+    if isinstance(eps, torch.Tensor):
+        raise Error("eps is a torch.Tensor; a number is expected")
+    if not isinstance(eps, (float, Real, torch.SymFloat)):
+        raise Error(f"eps is {eps!r}; a number is accepted")
     if residual is not None and residual.shape != x.shape:
         raise Error(f"residual has shape {list(residual.shape)}, but x has {list(x.shape)}")
     out, total, _, _ = _norm_op(_flat(x), weight, bias, _flat(residual), eps, centered)

@@ -54,9 +54,11 @@ def _has_interpreters():
     return peek is not None and peek() is not None
 
 
-def _set_up(dlpack=True):
+def _set_up(dlpack=None):
     global is_transforming  # whether a transform of torch.func is active
     is_transforming = _private("_C._are_functorch_transforms_active") or _has_interpreters
+    if dlpack is None:  # before 2.10, a table is another package's, and its current stream may not be PyTorch's
+        dlpack = torch.__version__ >= (2, 10)
     members = {
         "Tensor": torch.Tensor,
         "Parameter": torch.nn.Parameter,
@@ -144,6 +146,7 @@ def expect_tensors(**given):
 # Constants of tessera/attention.h.
 CAUSAL, DETERMINISTIC, ROTARY_INTERLEAVED, BATCH_INVARIANT = 1, 2, 4, 8
 FP8, FP8_ROTATE, FP8_RESIDUAL, FP8_FAST = 16, 32, 64, 128
+SCALE_PER_PAGE, SCALE_PER_TOKEN = 256, 512
 UNSPECIFIED, TOP_LEFT, BOTTOM_RIGHT = 0, 1, 2
 
 
@@ -233,10 +236,11 @@ lib.define(
     "decode_append(Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor? alibi, Tensor? cache_seqlens, Tensor? page_table, "
     "Tensor? cache_batch_idx, Tensor? leftpad_k, Tensor? cu_seqlens_q, Tensor? k_scale, Tensor? v_scale, "
     "Tensor? k_new, Tensor? v_new, Tensor? rotary_cos, Tensor? rotary_sin, "
-    f"Tensor? rotary_seqlens, Tensor(c!)? status, {_OPTIONS}) -> (Tensor out, Tensor lse)",
+    "Tensor? rotary_seqlens, Tensor(c!)? status, Tensor(d!)? k_token_scale, Tensor(e!)? v_token_scale, "
+    f"{_OPTIONS}) -> (Tensor out, Tensor lse)",
     tags=_TAGS,
 )
-DECODE_TENSORS, APPEND_TENSORS = 11, 17  # the leading arguments of the two
+DECODE_TENSORS, APPEND_TENSORS = 11, 19  # the leading arguments of the two
 
 
 def _forward(*args):
@@ -249,7 +253,11 @@ def _decode(*args):
 
 def _decode_append(*args):
     refuse_append_gradient(args[:APPEND_TENSORS])
-    return _native.decode(*args[:APPEND_TENSORS], args[APPEND_TENSORS:], True)
+    *head, k_scale, v_scale = args[:DECODE_TENSORS]
+    *appended, k_token_scale, v_token_scale = args[DECODE_TENSORS:APPEND_TENSORS]
+    if k_token_scale is not None:  # scales that are written
+        k_scale, v_scale = k_token_scale, v_token_scale
+    return _native.decode(*head, k_scale, v_scale, *appended, args[APPEND_TENSORS:], True)
 
 
 def backward(*args):

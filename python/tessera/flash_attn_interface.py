@@ -204,7 +204,8 @@ def flash_attn_with_kvcache(
     with return_softmax_lse: FlashAttention-3 returns the partial results of its splits, too. Inference only.
 
     A cache of float8_e4m3fn has k_descale and v_descale, float32 [B, Hkv], None for 1; q, and k and v, stay float16 or
-    bfloat16: new keys are rounded as they are written.
+    bfloat16: new keys are rounded as they are written. With 3 dims, the descales lie beside the keys or pages of the cache, as
+    tessera.decode has them.
 
     An int that does not fit the cache raises. Lengths in a tensor on a GPU are known to the device alone: a sequence
     that does not fit gives 0, its cache is not written, and later calls are not affected.

@@ -15,8 +15,10 @@ SM90_CHUNKS = ("sm_90a", "attention_forward_sm90_bf16_d64x64_192x128_masked_chun
 MANY_QUERIES = ("quick", "dec/fp16/b3_sq40")
 PACKED_QUERIES = ("quick", "queries17")
 SM90 = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64")  # with and without an intra-CTA split
+SM90_FEW_KEYS = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64_few_keys")
 SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_split")
 SM90_DETERMINISTIC = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic")
+SM90_SLICED = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_sliced")
 SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
 WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_cluster")
 WIDE_DETERMINISTIC = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_deterministic_cluster")
@@ -30,6 +32,9 @@ QUICK_APPEND = ("quick", "append")
 DECODE_E4M3 = ("sm_90a", "attention_decode_bf16_d128x128_k128w1x4_s2c2_e4m3")
 DECODE_E4M3_APPEND = ("sm_90a", "attention_decode_bf16_d128x128_k128w1x4_s2c2_paged_append_e4m3")
 E4M3_CACHE = ("quick", "e4m3_cache")
+DECODE_KEY_SCALES = ("sm_90a", "attention_decode_bf16_d128x128_k128w1x4_s2c2_paged_append_e4m3_key_scales")
+TOKEN_SCALES = ("quick", "scale_per_token")
+TOKEN_APPEND = ("quick", "scale_per_token+lens99,0,63+append1")
 DECODE_TMA = ("sm_90a", "attention_decode_bf16_d80x80")
 BOXES = ("full", "dec/bf16/b3_sq1_sk300_h4:1_d80")  # rows that are no whole lines: TMA
 MANY_TILES = ("full", "dec/bf16/b2_sq1_sk33800")
@@ -43,6 +48,7 @@ FP8_QUANTIZE = ("sm_90a", "quantize_fp8_bf16_d128x128_transposes")
 FP8_PORTABLE = ("sm_89", "attention_forward_fp8_bf16_d128x128")
 QUICK_TO_FP8 = ("quick", "to_e4m3")
 QUICK_FP8 = ("quick", "fwd/e4m3")
+MANY_ROUNDED = ("full", "fwd/bf16/b2_sq130_sk100_h200:50_d16")  # several work tiles of a CTA, of one key tile each
 UNEVEN_SCALES = ("full", "scales64,64,64+uneven")
 UNEVEN_ROUNDED = ("full", "to_e4m3+uneven")
 UNEVEN_VALUES = ("full", "to_e4m3+uneven192")
@@ -91,7 +97,12 @@ ATTENTION = (
              FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=QUICK_TO_FP8),
     Mutation("fp8_forward_reads_q_before_it_is_rounded", "attention/forward_fp8_sm90_math.cuh",
              (("    fence_proxy_async();\n    named_barrier_sync(kRoundBarrier + rows.consumer, kWarpgroup);\n", ""),),
-             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=QUICK_TO_FP8, repeat=5, race=True),
+             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=MANY_ROUNDED, repeat=5, race=True, delayed=True,
+             excuse="unseen: wgmma makes the warps of a warpgroup wait for each other, though PTX does not promise it"),
+    Mutation("fp8_forward_releases_q_before_it_is_rounded", "attention/forward_sm90_consumer.cuh",
+             (("        math.round_q(q_stage(), q_tile());\n        release_q();\n",
+               "        release_q();\n        math.round_q(q_stage(), q_tile());\n"),),
+             FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=MANY_ROUNDED, repeat=5, race=True, delayed=True),
     Mutation("fp8_forward_does_not_rescale", "attention/fp8_softmax.cuh",
              (("raised[half] && !is_first[half] ? fast_exp2(shift) : 1.0f", "1.0f"),),
              FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),
@@ -109,7 +120,10 @@ ATTENTION = (
              FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
     Mutation("fp8_forward_does_not_rescale_promoted_sums", "attention/forward_fp8_sm90_math.cuh",
              (("factor[0] * rescale[0], factor[1] * rescale[1]", "factor[0], factor[1]"),),
-             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("full", "sk2000_h2:1_d64/steps")),
+             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("full", "sk2000_h2:1_d64/sink")),
+    Mutation("fp8_forward_adds_promoted_sums_of_another_unit", "attention/forward_fp8_sm90_math.cuh",
+             (("pack<DType::kFloat16>(old[0] * factor[0], old[0] * factor[0])", "pack<DType::kFloat16>(1.0f, 1.0f)"),),
+             FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
     Mutation("fp8_forward_lets_promoted_sums_overflow", "attention/forward_fp8_sm90_math.cuh",
              (("kLargestExponent = 5;", "kLargestExponent = 12;"),),
              FP8_PROMOTES, "attention_forward_fp8_sm90", "native", verify=("quick", "mean_values")),
@@ -242,6 +256,31 @@ ATTENTION = (
     Mutation("sm90_forward_does_not_wait_for_scores", "attention/forward_sm90_consumer.cuh",
              (("      wgmma_wait_group<1>();\n", ""),),
              SM90, "attention_forward_sm90", gate=True),
+    Mutation("sm90_forward_of_few_keys_divides_its_tiles_unevenly", "attention/forward_sm90_producer.cuh",
+             (("const unsigned first = blockIdx.x * each + min(blockIdx.x, longer);",
+               "const unsigned first = blockIdx.x * each;"),),
+             SM90_FEW_KEYS, "attention_forward_sm90", "native", verify=("full", "fwd/bf16/b2_sq330_sk64")),
+    Mutation("sm90_forward_of_few_keys_sees_keys_behind_the_last", "attention/forward_sm90_math.cuh",
+             (("if (config.masked || rows.len_k < config.block_k) rows.mask(scores, 0);",
+               "if (config.masked) rows.mask(scores, 0);"),),
+             SM90_FEW_KEYS, "attention_forward_sm90", "native", verify=("full", "fwd/bf16/b1_sq700_sk3")),
+    Mutation("sm90_forward_of_few_keys_keeps_the_sums_of_the_tile_before", "tile/online_softmax.cuh",
+             (("for (int m = 0; m < row_tiles; ++m) row_sum[m][0] = row_sum[m][1] = 0;", ""),),
+             SM90_FEW_KEYS, "attention_forward_sm90", "native", verify=("full", "fwd/bf16/b2_sq330_sk64")),
+    Mutation("sm90_forward_of_few_keys_takes_the_keys_of_another_head", "attention/forward_sm90_producer.cuh",
+             (("const Keys keys = keys_of(info);\n          load_k(0, keys);",
+               "Keys keys = keys_of(info);\n          keys.head = 0;\n          load_k(0, keys);"),),
+             SM90_FEW_KEYS, "attention_forward_sm90", "native", verify=("quick", "fwd/bf16/b2_sq150_sk40")),
+    Mutation("sm90_forward_of_few_keys_does_not_wait_for_values", "attention/forward_sm90_consumer.cuh",
+             (("      wait(kAt.v_full, k_stage, k_parity);\n", ""),),
+             SM90_FEW_KEYS, "attention_forward_sm90", "native", verify=("full", "fwd/bf16/b2_sq330_sk64"), repeat=5,
+             race=True),
+    Mutation("sm90_forward_of_few_keys_releases_values_early", "attention/forward_sm90_consumer.cuh",
+             (("      wait(kAt.v_full, k_stage, k_parity);\n",
+               "      wait(kAt.v_full, k_stage, k_parity);\n      if (info.ends_keys) release(kAt.v_empty, k_stage);\n"),
+              ("        release(kAt.v_empty, k_stage);\n        ++keys;\n", "        ++keys;\n")),
+             SM90_FEW_KEYS, "attention_forward_sm90", "native", verify=("full", "fwd/bf16/b8_sq170_sk64"), repeat=5,
+             race=True, delayed=True),
     Mutation("sm90_backward_skips_a_query_tile", "attention/backward_sm90_work.cuh",
              (("steps = tiles.count * heads(p);", "steps = tiles.count * heads(p) - 1;"),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD,
@@ -262,6 +301,25 @@ ATTENTION = (
              (("while (load_acquire(turns) != before) {", "while (load_acquire(turns) == before + 1000) {"),),
              ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_deterministic_split"), "attention_backward_sm90",
              "native", verify=("full", "bwd/bf16/b1_sq500_sk700_h7:1_d64/causal_br+det"), repeat=50, race=True),
+    Mutation("sm90_backward_s_last_slice_does_not_wait_for_the_others", "attention/backward_sm90_consumer.cuh",
+             (("    if (count_added(added, lane()) + 1 < p.slices.count) return false;\n",
+               "    if (work.own.slice + 1 < p.slices.count) return false;\n"),),
+             SM90_SLICED, "attention_backward_sm90", "native", verify=("full", "bwd/bf16/b1_sq1100_sk300_h6:2_d64"),
+             repeat=20, race=True),
+    Mutation("sm90_backward_leaves_a_slice_out", "attention/backward_sm90_consumer.cuh",
+             (("    each([](float* to, float(&four)[4]) {", "    if (work.own.slice != 1) each([](float* to, float(&four)[4]) {"),),
+             SM90_SLICED, "attention_backward_sm90", "native", verify=("full", "bwd/bf16/b1_sq1100_sk300_h3_d64")),
+    Mutation("sm90_backward_s_slices_begin_at_the_first_query", "attention/backward_sm90_work.cuh",
+             (("tiles = own.of(tiles, p.slices);", "tiles.count = own.of(tiles, p.slices).count;"),),
+             SM90_SLICED, "attention_backward_sm90", "native", verify=("full", "bwd/bf16/b1_sq1100_sk130_h70")),
+    Mutation("sm90_backward_adds_the_last_slice_twice", "attention/backward_sm90_consumer.cuh",
+             (("{ load_coherent(four, from); }",
+               "{ float all[4]; load_coherent(all, from); for (int i = 0; i < 4; ++i) four[i] += all[i]; }"),),
+             SM90_SLICED, "attention_backward_sm90", "native", verify=("full", "bwd/bf16/b1_sq1100_sk300_h3_d64")),
+    Mutation("sm90_backward_s_slices_add_out_of_turn", "attention/backward_sm90_consumer.cuh",
+             (("    if constexpr (config.deterministic) await_turn(added, work.own.slice);\n", ""),),
+             ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic_sliced"), "attention_backward_sm90",
+             "native", verify=("full", "bwd/bf16/b1_sq1100_sk300_h6:2_d80/det"), repeat=50, race=True),
     Mutation("sm90_backward_s_last_key_tile_forgets_the_others", "attention/backward_sm90_dq.cuh",
              (("        load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);\n", ""),),
              SM90_DETERMINISTIC, "attention_backward_sm90", "native",
@@ -279,7 +337,8 @@ ATTENTION = (
              (("p.alibi_slopes[work.batch * p.alibi_batch_stride + head]",
                "p.alibi_slopes[work.batch * p.alibi_batch_stride + work.first_head(p)]"),),
              SM90_MODIFIED, "attention_backward_sm90", "native",
-             verify=("full", "bwd/fp16/b2_sq113_sk257_h8:2_d80/br+softcap1.5")),
+             # One CTA has all query heads of a key head: with the deterministic mode and so few keys they are not divided.
+             verify=("full", "bwd/fp16/b3_sq112_sk112_h8:2_d80/window16,1+softcap3+alibi+varlen222:222")),
     Mutation("sm90_backward_does_not_wait_for_queries", "attention/backward_sm90_consumer.cuh",
              (("{ wait(kAt.q_full, of.index, of.parity); }", "{}"),),
              SM90_BACKWARD, "attention_backward_sm90", "native", verify=QUICK_BACKWARD, repeat=5, race=True,
@@ -426,12 +485,38 @@ ATTENTION = (
              (("row_scale[local] = restore * key_scale", "row_scale[local] = key_scale"),),
              DECODE_E4M3, "attention_decode", "native", verify=("quick", "dec/bf16/b3_sq1_sk100_h4:2_d64/e4m3")),
     Mutation("decode_forgets_the_scale_of_values", "attention/decode_results.cuh",
-             (("const float value_scale = kE4m3 ? segment_scales().of_values[row_warp] : 1.0f;\n    const int halves",
+             (("const float value_scale = kE4m3 && !kKeyScales ? segment_scales().of_values[row_warp] : 1.0f;\n    const int halves",
                "const float value_scale = 1.0f;\n    const int halves"),),
              DECODE_E4M3, "attention_decode", "native", verify=E4M3_CACHE),
     Mutation("decode_appends_without_the_scale", "attention/decode_cache.cuh",
-             (("__fdiv_rn(to_float<dtype>(from_float<dtype>(x)), scale)", "to_float<dtype>(from_float<dtype>(x))"),),
+             (("__fdiv_rn(new_value<dtype, rotates>(p, source, column + i, position), scale)",
+               "new_value<dtype, rotates>(p, source, column + i, position)"),),
              DECODE_E4M3_APPEND, "attention_decode", "native", verify=("quick", "e4m3_cache+lens99")),
+    Mutation("decode_forgets_the_scale_of_a_key", "attention/decode_segment.cuh",
+             (("row_scale[i / 2] * key_scale[i % 2]", "row_scale[i / 2]"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=TOKEN_SCALES),
+    Mutation("decode_forgets_the_scale_of_a_value", "attention/decode_segment.cuh",
+             (("scores[0][n][i] *= scale[i % 2];", ";"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=TOKEN_SCALES),
+    Mutation("decode_takes_the_scale_of_another_page", "attention/decode_loads.cuh",
+             (("const Index row = row_of(local, key, wanted);", "const Index row = row_of(0, walk.first_key(), wanted);"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=("quick", "scale_per_page")),
+    Mutation("decode_loads_scales_of_left_padding", "attention/decode_loads.cuh",
+             (("mine && key >= walk.sequence.begin && key <", "mine && key <"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=("quick", "scale_per_token+lens99,5,70")),
+    # Products of probabilities and scales that fp16 does not hold.
+    Mutation("decode_keeps_the_unit_of_values", "attention/decode_segment.cuh",
+             (("grown || __any_sync(0xffffffffu, !fits)", "grown"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=("hostile", "b24_sq1_sk700_h8_d64/e4m3_cache+scale_per_token+values2^13")),
+    Mutation("decode_merges_outputs_of_other_units", "attention/decode_results.cuh",
+             (("factor[other] *= row_unit[other][row + half * 8];", ";"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=("hostile", "scale_per_token+values2^40")),
+    Mutation("decode_does_not_keep_the_scale_of_a_new_key", "attention/decode_cache.cuh",
+             (("    if (writes && by_key) *kept = scale;\n", ""),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=TOKEN_APPEND),
+    Mutation("decode_scales_a_new_key_by_a_part_of_it", "attention/decode_cache.cuh",
+             (("column = lane; column < kWords * 4; column += 32", "column = lane; column < 32; column += 32"),),
+             DECODE_KEY_SCALES, "attention_decode", "native", verify=TOKEN_APPEND),
     Mutation("decode_divides_one_of_equal_sequences", "attention/decode_schedule.cuh",
              (("take_share(cost * s.batch, cta, unit)", "take_share(cost, cta, unit)"),),
              DECODE, "attention_decode", verify=("full", "dec/bf16/b3_sq1_sk2000")),

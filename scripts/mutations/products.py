@@ -11,13 +11,12 @@ NARROW = ("sm_90a", "mlp_narrow_sm90_bf16")
 NARROW_CASES = ("full", "mlp/fwd/bf16/m16800")
 GMM = ("sm_80", "loss_gmm_nll_bf16")
 MLP_NLL = ("sm_90a", "loss_mlp_gmm_nll_sm90_bf16")
-QUICK_MLP_NLL = ("quick", "mlp_gmm_nll/bf16/r130_c40_h72_k10")
 CROSS_ENTROPY = ("sm_80", "loss_cross_entropy_bf16")
 LONG_ROWS = ("full", "linear_cross_entropy/bf16/r4_c8_v130001")
 ROUTE = ("sm_80", "moe_route_bf16")
 QUICK_MOE = ("quick", "moe/fwd/bf16")
 QUICK_MOE_BACKWARD = ("quick", "moe/bwd/bf16")
-GROUPED_ROWS = ("sm_90a", "64x240s5_ping_pong_cluster_ragged_rows")
+GROUPED_ROWS = ("sm_90a", "128x176s5_ping_pong_cluster_ragged_rows")
 GROUPED_SUMS = ("sm_90a", "128x192s4_ping_pong_cluster_ragged_sums")
 
 PRODUCTS = (
@@ -38,8 +37,7 @@ PRODUCTS = (
              (("split < p.splits; ++split) {\n    const float* from = own", "split + 1 < p.splits; ++split) {\n    const float* from = own"),),
              ("sm_80", "gemm_split_reduce"), "gemm_dense", verify=("full", "gemm/bf16/m72_n56_k5000")),
     Mutation("gemm_pads_with_the_wrong_row", "gemm/pad_rows.cuh",
-             (("    const Bits16* from = data + row * p.from.row_stride + column;\n    shift[i]",
-               "    const Bits16* from = data + (row ^ 1) * p.from.row_stride + column;\n    shift[i]"),),
+             (("+ at * p.from.row_stride;", "+ (at ^ 1) * p.from.row_stride;"),),
              ("sm_90a", "gemm_pad_rows"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n512_k1365")),
     Mutation("sm90_gemm_releases_a_stage_early", "gemm/dense_sm90_consumer.cuh",
              (("      wgmma_fence();\n      multiply(pipe.index, step == 0);\n",
@@ -51,13 +49,13 @@ PRODUCTS = (
              GEMM_SM90, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m200_n264"), repeat=5, race=True),
     Mutation("sm90_gemm_mixes_row_groups", "gemm/dense_sm90_consumer.cuh",
              (("gemm_sm90::kRowGroups + work.residue", "gemm_sm90::kRowGroups + (work.residue ^ 1)"),),
-             ("sm_90a", "strided_m_bias_residual"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n512_k1365")),
+             ("sm_90a", "strided_m_edges"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n1365_k200/nt")),
     Mutation("sm90_gemm_takes_the_copy_of_another_shift", "gemm/dense_sm90_producer.cuh",
              (("work.residue * p.b_layers", "(work.residue ^ 1) * p.b_layers"),),
              ("sm_90a", "strided_m"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n200_k93")),
     Mutation("sm90_gemm_does_not_shift_the_terms_of_b", "gemm/dense_sm90_producer.cuh",
              (("config.b_transposed ? p.a_shift[work.residue] : 0", "false ? p.a_shift[work.residue] : 0"),),
-             ("sm_90a", "strided_m"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m3001_n171_k93")),
+             ("sm_90a", "strided_m"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m9001_n171_k93")),
     Mutation("sm90_gemm_keeps_what_is_before_a_row", "gemm/dense_sm90_consumer.cuh",
              (("        if (work.first_step + step == 0 && shift > 0) clear_head(pipe.index, shift);\n", ""),),
              ("sm_90a", "strided_m"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m5000_n520_k200")),
@@ -72,11 +70,11 @@ PRODUCTS = (
              ("sm_90a", "strided_k"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m1365_n512_k9001")),
     Mutation("sm90_gemm_shares_the_wrong_half_of_a", "gemm/dense_sm90_producer.cuh",
              (("config.shares_a && atom % 2 != static_cast<int>(rank)", "config.shares_a && atom % 2 == 0"),),
-             ("sm_90a", "cluster_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m1365_n512_k9001")),
+             ("sm_90a", "cluster_a"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m1152_n384_k12000")),
     Mutation("gemm_reduce_does_not_transpose", "gemm/split_reduce.cuh",
              (("{tile[x][y], tile[x + 1][y], tile[x][y + 1], tile[x + 1][y + 1]}",
                "{tile[y][x], tile[y][x + 1], tile[y + 1][x], tile[y + 1][x + 1]}"),),
-             ("sm_90a", "transposed"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m40_n1365_k5001")),
+             ("sm_90a", "transposed"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m1365_n512_k9001")),
     Mutation("gemm_reduce_takes_shifted_columns_from_the_first", "gemm/split_reduce.cuh",
              (("own + p.first[split]", "own + p.first[split] / 4 * 4"),),
              ("sm_90a", "gemm_split_reduce"), "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m512_n1365_k9003")),
@@ -145,7 +143,7 @@ PRODUCTS = (
              ("sm_80", "loss_sum_partials"), "loss_gmm_nll", verify=("quick", "gmm_nll/bf16/r130")),
     Mutation("mlp_nll_forgets_the_other_consumer", "loss/mlp_gmm_nll_sm90.cuh",
              (("this->out[own][i + j] + others[j]", "this->out[own][i + j]"),),
-             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r400")),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r12000")),
     Mutation("mlp_nll_takes_the_first_rows_twice", "loss/mlp_gmm_nll_sm90.cuh",
              (("mlp_narrow_sm90::kBlockM + this->consumer * 64 + row;", "mlp_narrow_sm90::kBlockM + row;"),),
              MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r300")),
@@ -157,12 +155,12 @@ PRODUCTS = (
              MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("hostile", "mlp_gmm_nll/bf16")),
     Mutation("mlp_nll_forgets_the_last_component", "loss/mlp_gmm_nll_sm90.cuh",
              (("const bool here = lane + i * kLanes < components;", "const bool here = lane + i * kLanes + 1 < components;"),),
-             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=QUICK_MLP_NLL),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r12000")),
     Mutation("mlp_nll_has_one_sum_for_all_warps", "loss/mlp_gmm_nll_sm90.cuh",
              (("const int place = this->consumer * 4 + this->warp;", "const int place = this->consumer * 4;"),),
-             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=QUICK_MLP_NLL),
-    Mutation("mlp_nll_does_not_wait_for_the_other_consumer", "loss/mlp_gmm_nll_sm90.cuh",
-             (("    this->exchange();\n", "    this->consumer == 0 ? this->template give<0>() : this->template give<1>();\n"),),
+             MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("quick", "mlp_gmm_nll/bf16/r130_c40_h72_k10")),
+    Mutation("mlp_nll_does_not_wait_for_the_other_consumer", "mlp/narrow_sm90.cuh",
+             (("      exchange();\n", "      consumer == 0 ? give<0>() : give<1>();\n"),),
              MLP_NLL, "loss_mlp_gmm_nll_sm90", "native", verify=("full", "mlp_gmm_nll/bf16/r33700"), repeat=5, race=True),
     Mutation("cross_entropy_forgets_the_target", "loss/cross_entropy.cuh",
              (("          if (chunk * 8 + e == target) x.value[e] -= dout;\n", ""),),
@@ -202,7 +200,7 @@ PRODUCTS = (
              GROUPED_SUMS, "gemm_dense_sm90", "native", verify=("full", "gemm/bf16/m200_n136_k640/ragged_sums")),
     Mutation("sm90_gemm_does_not_wait_for_cleared_terms", "gemm/dense_sm90_consumer.cuh",
              (("    named_barrier_sync(config.ping_pong ? kStaged + consumer : kCleared, kThreads);\n", ""),),
-             ("sm_90a", "128x256s4_cluster_ragged_sums"), "gemm_dense_sm90", "native",
+             ("sm_90a", "128x256s4_ragged_sums"), "gemm_dense_sm90", "native",
              verify=("full", "gemm/bf16/m1024_n1024_k9000"), repeat=10, race=True, delayed=True),
     Mutation("sm90_gemm_counts_a_group_twice", "gemm/dense_sm90_work.cuh",
              (("        first += tiles;\n", "        first += tiles - (tiles > 0 && group == 0);\n"),),

@@ -5,6 +5,7 @@
 #include "api/plan.h"
 #include "attention/check.h"
 #include "attention/family.h"
+#include "attention/kept_call.h"
 #include "attention/quantize_fp8.h"
 
 using Family = tessera::AttentionFamily;

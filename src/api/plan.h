@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "api/error.h"
@@ -16,6 +17,7 @@
 
 struct tessera_plan {
   std::unique_ptr<tessera::engine::Plan> plan;
+  std::shared_ptr<const void> call;  // a KeptCall of the plan's family, or null
 };
 
 namespace tessera::api {
@@ -28,13 +30,31 @@ const engine::PlanOf<Family>* plan_of(const tessera_plan& plan) {
   return static_cast<const engine::PlanOf<Family>*>(plan.plan.get());
 }
 
-// checked: the arguments and the device they are on.
+// A family may keep the call that a plan was made with: one that repeats it is not checked again.
+template <class Family>
+concept KeepsCalls = requires {
+  typename Family::KeptCall;
+};
+
+// args passed as `checked`: a Problem and views, and the device they are on.
 template <class Family, class Checked>
-Status create_plan(const Checked& checked, tessera_plan** plan) {
+Status create_plan(const auto& args, const Checked& checked, tessera_plan** plan) {
   auto made = engine::make_plan<Family>(checked.device, checked.args.problem, engine::Explained::kYes);
   if (!made.ok()) return made.status();
-  *plan = new tessera_plan{std::move(*made)};
+  std::shared_ptr<const void> call;
+  if constexpr (KeepsCalls<Family>) call = Family::KeptCall::of(args, checked, (*made)->recipe.problem);
+  *plan = new tessera_plan{std::move(*made), std::move(call)};
   return {};
+}
+
+// The arguments, if they repeat the call that the plan was made with.
+template <class Family>
+bool repeats_call(const tessera_plan& plan, const auto* args, std::optional<typename Family::Args>& repeated) {
+  if constexpr (KeepsCalls<Family>) {
+    const auto* call = static_cast<const typename Family::KeptCall*>(plan.call.get());
+    return call != nullptr && args != nullptr && call->repeats(*args, repeated);
+  }
+  return false;
 }
 
 template <class Family, class Checked>
@@ -104,7 +124,7 @@ tessera_status plan_create_body(auto op, const auto* args, tessera_plan** plan) 
   return guarded([&]() -> Status {
     if (plan == nullptr) return invalid("plan is null");
     const auto checked = check(op, args, Look::kEverything);
-    return checked.ok() ? create_plan<Family>(*checked, plan) : checked.status();
+    return checked.ok() ? create_plan<Family>(*args, *checked, plan) : checked.status();
   });
 }
 
@@ -115,6 +135,9 @@ tessera_status plan_run_body(const tessera_plan* plan, const auto* args, void* w
     if (plan == nullptr) return invalid("plan is null");
     const auto* own = plan_of<Family>(*plan);
     if (own == nullptr) return invalid(format("plan is of {}, not of {}", plan->plan->family, Family::kName));
+    if (std::optional<typename Family::Args> repeated; repeats_call<Family>(*plan, args, repeated)) {
+      return engine::run<Family>(*own, *repeated, workspace, bytes, stream);
+    }
     auto checked = check(static_cast<Op>(own->recipe.problem.op), args, Look::kEverything);
     return checked.ok() ? run_plan<Family>(*own, *checked, workspace, bytes, stream) : checked.status();
   });

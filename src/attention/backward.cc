@@ -215,7 +215,7 @@ Status launch_tiles(const cuda::Kernel& kernel, const AttentionBackwardParams& p
 
 Status enqueue(const BackwardConfigs& configs, const AttentionArgs& args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
-  const BackwardBuffers buffers = backward_buffers(p, sums_block_q(configs), 0, 0, launch.workspace);
+  const BackwardBuffers buffers = backward_buffers(p, sums_block_q(configs), 0, 0, 0, launch.workspace);
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
 
   AttentionBackwardParams params = params_of(args, buffers);

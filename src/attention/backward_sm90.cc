@@ -105,7 +105,8 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
            .deterministic = ordered,
            .writes_dq = writes_dq,
            .score_mod = score_mod,
-           .splits_group = false}};
+           .splits_group = false,
+           .splits_queries = false}};
 }
 
 Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const AttentionBackwardSm90Config& config) {
@@ -148,19 +149,20 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
                                                            std::min<std::int64_t>(heads, 2));
 }
 
-Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem,
-                                            const AttentionBackwardSm90Config& config) {
+Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem, const AttentionBackwardSm90Config& config,
+                                            std::int64_t sliced_tiles) {
   return hopper_backward_workspace(problem, "attention_backward_sm90", sums_block_q(config), block_k_of(config),
-                                   config.splits_group, turns_of(config));
+                                   config.splits_group, turns_of(config), sliced_tiles * block_k_of(config));
 }
 
 namespace {
 
 jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
-  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : "",
                          config.deterministic ? "_deterministic" : "", config.writes_dq ? "_writes_dq" : "",
-                         config.score_mod ? "_score_mod" : "", config.splits_group ? "_split" : ""),
+                         config.score_mod ? "_score_mod" : "", config.splits_group ? "_split" : "",
+                         config.splits_queries ? "_sliced" : ""),
           .header = "attention/backward_sm90.cuh",
           .entry = "attention_backward_sm90",
           .params = "AttentionBackwardSm90Params",
@@ -171,16 +173,19 @@ jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
           .pdl = true};
 }
 
-Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
+Status enqueue(const Config& config, int part_heads, const QuerySplit& queries, const AttentionArgs& args,
+               const engine::Launch& launch) {
   auto work = backward_sm90_work(args, config, part_heads);
   if (!work.ok()) return work.status();
   const auto boxes = backward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
   const BackwardBuffers buffers =
-      backward_buffers(args.problem, sums_block_q(config), sums_block_k(config), turns_of(config), launch.workspace);
+      backward_buffers(args.problem, sums_block_q(config), sums_block_k(config), turns_of(config),
+                       queries.tiles * block_k_of(config), launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
   fill_buffers(params, args, buffers);
+  if (config.splits_queries) slice(*work, queries, buffers);
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -208,7 +213,12 @@ GroupSplit split_of(const AttentionProblem& p, const Device& device, const Confi
   return split_group(p, device, config.block_q, block_k_of(config), kMissing, config.deterministic);
 }
 
-std::vector<Config> configs_for(const AttentionProblem& p) {
+QuerySplit queries_of(const AttentionProblem& p, const Device& device, const Config& config) {
+  if (config.splits_group || config.writes_dq) return {};
+  return split_queries(p, device, config.block_q, block_k_of(config), config.deterministic);
+}
+
+std::vector<Config> configs_for(const AttentionProblem& p, const Device& device) {
   auto configs = backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
                                        p.deterministic, p.seq_k, has_score_mod(p));
   // Without convert, short sequences are faster.
@@ -221,12 +231,13 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
     configs.push_back(configs.front());
     configs.back().splits_group = true;
   }
+  for (Config& config : configs) config.splits_queries = queries_of(p, device, config).tiles > 0;
   return configs;
 }
 
 std::optional<std::string> refuses(const AttentionProblem& p, const Device& device) {
   if (auto reason = hopper_backward_refuses(p, device)) return reason;
-  const auto configs = configs_for(p);
+  const auto configs = configs_for(p, device);
   if (configs.empty()) return format("takes head dims up to 128, not {}", std::max(p.dim_qk, p.dim_v));
   const auto workspace = backward_sm90_workspace(p, configs.front());
   if (!workspace.ok()) return workspace.status().message();
@@ -238,29 +249,33 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
   // per tile, so more SMs have work if there are few keys; but one CTA alone would have to run at 0.85 of the rate of
   // three.
   constexpr double kRate = 1.7;
+  const TurnCost cost = std::max(p.dim_qk, p.dim_v) <= 64 ? TurnCost{0.065, 0.115, 0.18} : TurnCost{0.1, 0.1, 0.21};
   std::vector<engine::Offer> offers;
-  for (const Config& config : configs_for(p)) {
-    const auto workspace = backward_sm90_workspace(p, config);
+  for (const Config& config : configs_for(p, device)) {
+    const QuerySplit queries = queries_of(p, device, config);
+    const auto workspace = backward_sm90_workspace(p, config, queries.tiles);
     if (!workspace.ok()) continue;
     if (static_cast<std::size_t>(backward_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
     const double rows = static_cast<double>(ceil_div(p.seq_q, config.block_q) * config.block_q);
     const GroupSplit split = split_of(p, device, config);
-    offers.push_back(
-        {engine::main_config(config), *workspace,
-         predicted_backward_time(p, device, rows, kRate) * split.relative_time *
-             (config.deterministic && !p.deterministic ? relative_time_of_turns(p, device, block_k_of(config)) : 1),
-         format("computes {:.3g} rows per head; dQ {}{}", rows,
-                config.writes_dq       ? "written by the one CTA that has all keys"
-                : config.deterministic ? "summed in fp32 by atomics, in a fixed order"
-                                       : "summed in fp32 by atomics, in any order",
-                split_text(split))});
+    double time = predicted_backward_time(p, device, rows, kRate) * split.relative_time * queries.relative_time;
+    if (config.deterministic && !p.deterministic) {
+      time *= relative_time_of_turns(p, device, config.block_q, block_k_of(config), cost);
+    }
+    offers.push_back({engine::main_config(config), *workspace, time,
+                      format("computes {:.3g} rows per head; dQ {}{}{}", rows,
+                             config.writes_dq       ? "written by the one CTA that has all keys"
+                             : config.deterministic ? "summed in fp32 by atomics, in a fixed order"
+                                                    : "summed in fp32 by atomics, in any order",
+                             split_text(split), split_text(queries))});
   }
   return offers;
 }
 
 std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, const engine::Config& named) {
-  for (const Config& config : configs_for(p)) {
-    const auto workspace = backward_sm90_workspace(p, config);
+  for (const Config& config : configs_for(p, device)) {
+    const QuerySplit queries = queries_of(p, device, config);
+    const auto workspace = backward_sm90_workspace(p, config, queries.tiles);
     if (!workspace.ok() || engine::main_config(config) != named) continue;
     Recipe recipe;
     recipe.problem = p;
@@ -270,8 +285,8 @@ std::optional<Recipe> recipe(const AttentionProblem& p, const Device& device, co
     }
     recipe.workspace = *workspace;
     const int part_heads = split_of(p, device, config).part_heads;
-    recipe.enqueue = [config, part_heads](const AttentionArgs& args, const engine::Launch& launch) {
-      return enqueue(config, part_heads, args, launch);
+    recipe.enqueue = [config, part_heads, queries](const AttentionArgs& args, const engine::Launch& launch) {
+      return enqueue(config, part_heads, queries, args, launch);
     };
     return recipe;
   }
@@ -287,7 +302,13 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     AttentionProblem problem = representative(device, AttentionOp::kBackward, dim_qk, dim_v);
     problem.deterministic = deterministic;
     problem.heads_q *= group;
+    problem.seq_q = problem.seq_k = 512;  // so few queries are not divided
     list.push_back(with_variant(problem, {masked, score_mod}));
+  };
+  const auto add_sliced = [&](int dim, bool masked, bool deterministic, bool score_mod = false) {
+    add(dim, dim, masked, deterministic, 1, score_mod);
+    list.back().seq_q = list.back().seq_k = 4096;
+    list.back().heads_q = list.back().heads_kv = masked ? 16 : 2;  // many key tiles, or fewer than SMs
   };
   for (const bool masked : {false, true}) {
     for (const bool deterministic : {false, true}) {
@@ -311,7 +332,10 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     }
     add(64, 64, masked, false);
     list.back().seq_k = 2 * kConsumerRows;
+    for (const int dim : {64, 80, 96, 128}) add_sliced(dim, masked, true);
   }
+  for (const int dim : {64, 80, 96, 128}) add_sliced(dim, false, false);
+  add_sliced(128, false, false, true);
   return list;
 }
 

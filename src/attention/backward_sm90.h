@@ -31,6 +31,8 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
 // Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, if deterministic, the turns;
 // TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid
 // has.
-Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem, const AttentionBackwardSm90Config& config);
+// sliced_tiles: key tiles whose queries are divided.
+Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem, const AttentionBackwardSm90Config& config,
+                                            std::int64_t sliced_tiles = 0);
 
 }  // namespace tessera::attention

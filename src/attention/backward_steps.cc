@@ -37,12 +37,14 @@ struct Workspace {
   std::int64_t turns;     // unsigned [rows of the sums / block_q * turns], if they are added to in a fixed order
   std::int64_t dk_turns;  // unsigned [rows of dK's sums / 16], likewise
   std::int64_t dv_turns;
+  std::int64_t slice_sums;
+  std::int64_t slices_added;
   std::int64_t zeroed;
   std::int64_t zeroed_bytes;
   std::int64_t bytes;  // LLONG_MAX if the sizes overflow
 };
 
-Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k, int turns) {
+Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k, int turns, std::int64_t sliced_keys) {
   constexpr std::int64_t kAlignment = 256;
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const auto aligned = [](std::int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
@@ -69,19 +71,24 @@ Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k, int 
   const std::int64_t key_turns = turns > 0 ? key_rows / 16 * kCounter : 0;
   at.dv_turns = at.dk_turns + key_turns;
   at.zeroed = turns > 0 ? at.dk_sums : at.sums;
-  at.zeroed_bytes = at.dv_turns + key_turns - at.zeroed;
+  at.slice_sums = ceil_div(at.dv_turns + key_turns, kAlignment) * kAlignment;
+  at.slices_added = at.slice_sums + sliced_keys * (p.dim_qk + p.dim_v) * kFloat;
+  at.zeroed_bytes =
+      (sliced_keys > 0 ? at.slices_added + sliced_keys / 16 * kCounter : at.dv_turns + key_turns) - at.zeroed;
   at.bytes = at.sums + aligned(at.zeroed - at.sums + at.zeroed_bytes);
   return at;
 }
 
 }  // namespace
 
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k, int turns) {
-  return workspace_of(problem, block_q, block_k, turns).bytes;
+std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k, int turns,
+                            std::int64_t sliced_keys) {
+  return workspace_of(problem, block_q, block_k, turns, sliced_keys).bytes;
 }
 
-BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int block_k, int turns, void* workspace) {
-  const Workspace at = workspace_of(p, block_q, block_k, turns);
+BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int block_k, int turns,
+                                 std::int64_t sliced_keys, void* workspace) {
+  const Workspace at = workspace_of(p, block_q, block_k, turns, sliced_keys);
   const auto place = [&](std::int64_t offset) {
     return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
   };
@@ -96,6 +103,8 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int blo
           turns > 0 ? counters(at.turns) : nullptr,
           turns > 0 && block_k > 0 ? counters(at.dk_turns) : nullptr,
           turns > 0 && block_k > 0 ? counters(at.dv_turns) : nullptr,
+          sliced_keys > 0 ? place(at.slice_sums) : nullptr,
+          sliced_keys > 0 ? counters(at.slices_added) : nullptr,
           place(at.zeroed),
           at.zeroed_bytes};
 }
@@ -110,13 +119,13 @@ std::optional<std::string> hopper_backward_refuses(const AttentionProblem& p, co
 }
 
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
-                                              int block_k, bool splits_group, int turns) {
+                                              int block_k, bool splits_group, int turns, std::int64_t sliced_keys) {
   if (!fits_a_grid(ceil_div(problem.seq_k, block_k), problem, splits_group ? problem.heads_q : problem.heads_kv) ||
       !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
       (splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
     return Status(TESSERA_UNSUPPORTED, format("{}: more rows than one grid can cover", kernel));
   }
-  const std::int64_t bytes = backward_bytes(problem, block_q, splits_group ? block_k : 0, turns);
+  const std::int64_t bytes = backward_bytes(problem, block_q, splits_group ? block_k : 0, turns, sliced_keys);
   if (bytes == LLONG_MAX) return Status(TESSERA_UNSUPPORTED, format("{}: its workspace cannot be addressed", kernel));
   return static_cast<std::size_t>(bytes);
 }
@@ -159,15 +168,68 @@ double predicted_backward_time(const AttentionProblem& p, const engine::Device& 
   return kSteps + scores / (rate * relative);
 }
 
-double relative_time_of_turns(const AttentionProblem& p, const engine::Device& device, int block_k, int cluster) {
+double relative_time_of_turns(const AttentionProblem& p, const engine::Device& device, int block_q, int block_k,
+                              const TurnCost& cost, int cluster) {
+  // The sums are zeroed and converted at 4 TB/s in the time that the main kernel takes for so many keys at 500 TFLOP/s: 10
+  // bytes per element of dQ, and 10 flop per element and key.
+  constexpr double kSparedKeys = 125;
   const std::int64_t tiles = ceil_div(p.seq_k, block_k * cluster);
   const bool fills = saturating_product(tiles * cluster, p.batch, p.heads_kv) >= 2 * device.multiprocessors;
-  return tiles <= kFewKeyTiles && fills && p.heads_q == p.heads_kv ? 0.9 : 1.1;
+  const double keys = computed_scores(p, block_q, block_k * cluster).all / static_cast<double>(p.seq_q);
+  if (!fills || p.heads_q != p.heads_kv || keys == 0) return 1.1;
+  const double added = !is_masked(p) ? cost.unmasked : p.window_left >= 0 ? cost.window : cost.causal;
+  return (1 + added) / (1 + kSparedKeys / keys);
 }
 
 std::string split_text(const GroupSplit& split) {
   if (split.part_heads == 0) return "";
   return format("; query heads per key head and CTA: {}, dK and dV summed likewise", split.part_heads);
+}
+
+std::string split_text(const QuerySplit& split) {
+  if (split.tiles == 0) return "";
+  return format("; the queries of the last {} key tiles divided among {} CTAs each", split.tiles, split.slices);
+}
+
+QuerySplit split_queries(const AttentionProblem& p, const engine::Device& device, int block_q, int block_k,
+                         bool in_turns) {
+  // In steps of one SM: a CTA starts and ends in about two, and adds dK and dV in about three.
+  constexpr double kPerCta = 2, kPerSlice = 5;
+  constexpr int kMostSlices = 32, kLeastSteps = 8;
+  constexpr double kWorthIt = 0.99;
+  // The lengths of packed sequences are not known here. If keys beyond a query's position are masked, the longest key tiles
+  // come first, or last in turns.
+  if (p.varlen || p.seq_q == 0 || p.seq_k == 0) return {};
+  if (is_masked(p) && !(in_turns && p.causal && p.window_left < 0)) return {};
+  const std::int64_t sms = std::max(device.multiprocessors, 1);
+  const std::int64_t heads = p.heads_q / p.heads_kv;
+  const std::int64_t tiles = saturating_product(ceil_div(p.seq_k, block_k), p.batch, p.heads_kv);
+  if (tiles > INT_MAX / kMostSlices) return {};
+  const std::int64_t longest_steps = ceil_div(p.seq_q, block_q) * heads;
+  const auto longest = static_cast<double>(longest_steps);
+  const std::int64_t most =
+      std::min<std::int64_t>({kMostSlices, ceil_div(p.seq_q, block_q), longest_steps / kLeastSteps});
+  QuerySplit best;
+  if (!is_masked(p)) {
+    // All CTAs take the same time.
+    const std::int64_t full_waves = tiles / sms, rest = tiles % sms;
+    const double whole = static_cast<double>(full_waves) * (longest + kPerCta);
+    const double all = whole + (rest > 0 ? longest + kPerCta : 0);
+    for (int slices = 2; slices <= most; ++slices) {
+      const double waves = static_cast<double>(ceil_div(rest * slices, sms));
+      const double time = (whole + waves * (longest / slices + kPerSlice)) / all;
+      if (time < std::min(best.relative_time, kWorthIt)) best = {rest, slices, time};
+    }
+  } else if (tiles >= 2 * sms) {
+    // SMs end at times that are spread over the longest CTA's.
+    const double mean = computed_scores(p, block_q, block_k).all / (block_q * block_k) *
+                        static_cast<double>(p.batch * p.heads_q) / static_cast<double>(sms);
+    for (int slices = 2; slices <= most; ++slices) {
+      const double time = (mean + longest / slices / 2 + kPerSlice * slices) / (mean + longest / 2 + kPerCta);
+      if (time < std::min(best.relative_time, kWorthIt)) best = {sms, slices, time};
+    }
+  }
+  return best;
 }
 
 GroupSplit split_group(const AttentionProblem& p, const engine::Device& device, int block_q, int block_k,

@@ -25,20 +25,25 @@ struct BackwardBuffers {
   unsigned* turns;     // [rows of the sums / block_q * turns], only if they are added to in a fixed order
   unsigned* dk_turns;  // [rows of dK's sums / 16], likewise
   unsigned* dv_turns;
+  float* slice_sums;  // of the slices of key tiles (attention/backward_slices.h)
+  unsigned* slices_added;
   void* zeroed;  // the sums; in a fixed order, those of dK and dV and the turns: dQ's first key tile stores its sums
   std::int64_t zeroed_bytes;
 };
 
 // block_q, block_k: of the main kernel, for the sums of dQ and of dK and dV; 0: there are none. Saturated if sizes
-// overflow. turns: counters of a query tile if dQ's sums are added to in a fixed order, else 0.
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k = 0, int turns = 0);
-BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, int block_k, int turns, void* workspace);
+// overflow. turns: counters of a query tile if dQ's sums are added to in a fixed order, else 0. sliced_keys: of key tiles
+// whose queries are divided.
+std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k = 0, int turns = 0,
+                            std::int64_t sliced_keys = 0);
+BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, int block_k, int turns,
+                                 std::int64_t sliced_keys, void* workspace);
 
-// Bytes for delta, LSE, the sums of dQ and, if groups are split, of dK and dV, and, in a fixed order, the turns;
+// Bytes for delta, LSE, the sums of dQ and, if groups or queries are split, of dK and dV, and, in a fixed order, the turns;
 // TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid has.
 // For the Hopper backwards; kernel: its name, for messages.
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
-                                              int block_k, bool splits_group, int turns);
+                                              int block_k, bool splits_group, int turns, std::int64_t sliced_keys = 0);
 
 // What both Hopper backwards refuse; what is left depends on head dims and the workspace.
 std::optional<std::string> hopper_backward_refuses(const AttentionProblem& problem, const engine::Device& device);
@@ -114,6 +119,24 @@ void keep_turns_close(Params& params, int multiprocessors, int cluster = 1) {
   params.together = divisor(std::min(params.together.by, static_cast<unsigned>(ceil_div(params.columns, rounds))));
 }
 
+// How the queries of the last key tiles are divided among CTAs (attention/backward_slices.h).
+struct QuerySplit {
+  std::int64_t tiles = 0;    // divided key tiles
+  int slices = 1;            // CTAs of each
+  double relative_time = 1;  // predicted; 1 is the time without a division
+};
+// Of a main kernel one of whose CTAs fits an SM. in_turns: at dQ's sums.
+QuerySplit split_queries(const AttentionProblem& problem, const engine::Device& device, int block_q, int block_k,
+                         bool in_turns);
+std::string split_text(const QuerySplit& split);  // for an offer: empty without a division
+// Params and grid of the whole work without a division.
+template <class Params>
+void slice(cuda::Work<Params>& work, const QuerySplit& split, const BackwardBuffers& buffers) {
+  const auto tiles = static_cast<unsigned>(split.tiles), slices = static_cast<unsigned>(split.slices);
+  work.params.slices = {work.grid.x - tiles, divisor(tiles), slices, buffers.slice_sums, buffers.slices_added};
+  work.grid.x += tiles * (slices - 1);
+}
+
 bool fits_a_grid(std::int64_t tiles, const AttentionProblem& problem, std::int64_t heads);
 
 // Also zeroes the sums or their turns.
@@ -125,12 +148,18 @@ Status enqueue_preprocess(const cuda::Kernel& kernel, const AttentionArgs& args,
 double predicted_backward_time(const AttentionProblem& problem, const engine::Device& device, double rows,
                                double relative);
 
-// Time of a main kernel whose key tiles take turns at dQ, relative to one that adds in any order. Turns spare the zeroing
-// and the conversion of the sums but make key tiles wait for one another, which costs more than it spares if key tiles are
-// many or CTAs are few, or if query heads share keys, since dK and dV are not divided then. block_k: keys of a CTA.
-// cluster: CTAs of a key tile.
-double relative_time_of_turns(const AttentionProblem& problem, const engine::Device& device, int block_k,
-                              int cluster = 1);
+// What turns at dQ add to the time of a main kernel, as a fraction, as measured on an H200: key tiles wait for one another,
+// and the longest come last, if there are longer ones.
+struct TurnCost {
+  double unmasked;
+  double window;  // its left edge makes key tiles about equally long
+  double causal;
+};
+// Time of a backward whose key tiles take turns at dQ, relative to one that adds in any order. Turns spare the zeroing and the
+// conversion of the sums, which is more than they cost if a query sees few keys. Not if CTAs are few, or if query heads share
+// keys, since dK and dV are not divided then. block_q, block_k: of a CTA. cluster: CTAs of a key tile.
+double relative_time_of_turns(const AttentionProblem& problem, const engine::Device& device, int block_q, int block_k,
+                              const TurnCost& cost, int cluster = 1);
 
 // How the query heads of a key head are divided among CTAs: the best of the divisions into two parts or more.
 struct GroupSplit {

@@ -156,7 +156,7 @@ Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, 
   const AttentionProblem& p = args.problem;
   cuda::Work<AttentionBackwardWideSm90Params> work = work_of(args, config, part_heads);
   const BackwardBuffers buffers =
-      backward_buffers(p, kBackwardWideTile, sums_block_k(config), turns_of(config), launch.workspace);
+      backward_buffers(p, kBackwardWideTile, sums_block_k(config), turns_of(config), 0, launch.workspace);
   AttentionBackwardWideSm90Params& params = work.params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors, config.cluster);
   fill_buffers(params, args, buffers);
@@ -199,11 +199,12 @@ std::vector<engine::Offer> offers(const AttentionProblem& p, const Device& devic
     if (static_cast<std::size_t>(backward_wide_sm90_layout(config).bytes) > device.shared_memory_per_block) continue;
     const double rows = static_cast<double>(ceil_div(p.seq_q, kBackwardWideTile) * kBackwardWideTile);
     const GroupSplit split = split_of(p, device, config);
-    offers.push_back({engine::main_config(config), *workspace,
-                      predicted_backward_time(p, device, rows, kRate) * split.relative_time *
-                          (config.deterministic && !p.deterministic
-                               ? relative_time_of_turns(p, device, kBackwardWideTile, config.cluster)
-                               : 1),
+    double time = predicted_backward_time(p, device, rows, kRate) * split.relative_time;
+    if (config.deterministic && !p.deterministic) {
+      const TurnCost cost = config.cluster > 1 ? TurnCost{0.06, 0.2, 0.2} : TurnCost{0.1, 0.25, 0.25};
+      time *= relative_time_of_turns(p, device, kBackwardWideTile, kBackwardWideTile, cost, config.cluster);
+    }
+    offers.push_back({engine::main_config(config), *workspace, time,
                       format("computes {:.3g} rows per head; dQ summed in fp32 by atomics, in {} order{}", rows,
                              config.deterministic ? "a fixed" : "any", split_text(split))});
   }

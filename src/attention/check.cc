@@ -140,7 +140,8 @@ class Checker {
       const Slot& slot = *each;
       const tessera_tensor* given = in_.*slot.given;
       const bool appended_to = in_.k_new != nullptr && (slot.checked == &Checker::k_ || slot.checked == &Checker::v_);
-      const bool written = (slot.written_by & on(op_)) != 0 || appended_to;
+      const bool scales_written = is_scale(slot) && (in_.flags & TESSERA_SCALE_PER_TOKEN) != 0 && in_.k_new != nullptr;
+      const bool written = (slot.written_by & on(op_)) != 0 || appended_to || scales_written;
       const Access access = written ? Access::kWrite : Access::kRead;
       const bool rows = slot.checked == &Checker::lse_ || slot.checked == &Checker::dlse_;
       int rank = activation_rank;
@@ -211,6 +212,10 @@ class Checker {
       if (p.fp8_cache && &of.tensor == &q_scale_) continue;
       if (!of.tensor) return invalid(format("{} is null; e4m3 needs it", of.name));
       const std::int64_t batch = of.tensor->shape[0], heads = of.tensor->shape[1], blocks = of.tensor->shape[2];
+      if (has_key_scales(p)) {
+        TESSERA_CHECK(check_key_scales(of.name, *of.tensor));
+        continue;
+      }
       if (batch != 1 && batch != p.batch) {
         return invalid(format("{} has batch = {}; 1 or {} is accepted", of.name, batch, p.batch));
       }
@@ -218,7 +223,10 @@ class Checker {
         return invalid(format("{} has heads = {}; 1 or {} is accepted", of.name, heads, of.heads));
       }
       if (p.fp8_cache) {
-        if (blocks != 1) return invalid(format("{} has {} blocks; decode takes 1", of.name, blocks));
+        if (blocks != 1) {
+          return invalid(format("{} has {} blocks; decode takes 1, or TESSERA_SCALE_PER_TOKEN and one for each key",
+                                of.name, blocks));
+        }
         if (can_read_host_data()) TESSERA_CHECK(check_scale_values(of.name, *of.tensor));
         continue;
       }
@@ -231,6 +239,18 @@ class Checker {
       if (can_read_host_data()) TESSERA_CHECK(check_scale_values(of.name, *of.tensor));
     }
     return {};
+  }
+
+  // Scales beside the keys of a cache. Their values are checked where the keys in use are known.
+  Status check_key_scales(const char* name, const CheckedTensor& scales) const {
+    const AttentionProblem& p = problem_;
+    const bool per_page = p.cache_scales == CacheScales::kPerPage;
+    if (!per_page || scales.shape[1] != 1) {
+      TESSERA_CHECK(must_match(name, "heads", scales.shape[1], p.heads_kv, "k"));
+    }
+    TESSERA_CHECK(must_match(name, p.paged ? "pages" : "batch", scales.shape[0], k_->shape[0], "k"));
+    return must_match(name, "keys", scales.shape[2], per_page ? 1 : k_->shape[1],
+                      per_page ? "TESSERA_SCALE_PER_PAGE" : "k");
   }
 
   // What a GPU cannot check before it runs.
@@ -477,7 +497,7 @@ class Checker {
 
   static ScaleView scales(const std::optional<CheckedTensor>& t) {
     if (!t) return {};
-    return {static_cast<const float*>(t->data), t->strides[0], t->strides[1]};
+    return {static_cast<float*>(t->data), t->strides[0], t->strides[1]};
   }
 
   static const std::int32_t* lengths(const std::optional<CheckedTensor>& t) {

@@ -1,6 +1,7 @@
 #include "attention/check_data.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "attention/params.h"
 #include "base/arguments.h"
@@ -15,6 +16,26 @@ bool cache_extents_fit(const TensorView& view, std::int64_t batch, std::int64_t 
   if (rows <= 1 || batch < 1) return false;
   const std::int64_t pitch = view.batch_stride / view.seq_stride;
   return batch == 1 || (view.batch_stride % view.seq_stride == 0 && saturating_product(batch, pitch) < kUnbounded);
+}
+
+// Of the keys that sequence b has, and of the pages that it appends to.
+Status check_key_scales(const char* name, const ScaleView& scales, const AttentionArgs& a, std::int64_t b,
+                        std::int64_t length) {
+  const AttentionProblem& p = a.problem;
+  const bool per_page = p.cache_scales == CacheScales::kPerPage;
+  const std::int64_t end = per_page ? length + p.seq_new : length;
+  for (std::int64_t key = a.leftpad_k != nullptr ? a.leftpad_k[b] : 0; key < end; ++key) {
+    std::int64_t row = a.cache_batch_idx != nullptr ? a.cache_batch_idx[b] : b;
+    if (p.paged) row = a.page_table[b * a.page_table_stride + key / p.page_size];
+    const std::int64_t in_row = per_page ? 0 : p.paged ? key % p.page_size : key;
+    for (std::int64_t h = 0; h < (scales.head_stride == 0 ? 1 : p.heads_kv); ++h) {
+      const float value = scales.data[row * scales.batch_stride + h * scales.head_stride + in_row];
+      if (std::isfinite(value) && value > 0) continue;
+      return invalid(format("{}[{}, {}, {}] is {}; a finite number above 0 is accepted", name, row, h, in_row, value));
+    }
+    if (per_page) key = (key / p.page_size + 1) * p.page_size - 1;  // all keys of a page have the same
+  }
+  return {};
 }
 
 }  // namespace
@@ -66,12 +87,18 @@ Status check_cache(const AttentionArgs& a) {
     if (a.leftpad_k != nullptr && a.leftpad_k[b] < 0) {
       return invalid(format("leftpad_k[{}] is {}; it must not be negative", b, a.leftpad_k[b]));
     }
-    if (!p.paged) continue;
-    const std::int32_t* pages = a.page_table + b * a.page_table_stride;
-    for (std::int64_t page = 0; page * p.page_size < length + p.seq_new; ++page) {
-      if (pages[page] < 0 || pages[page] >= p.num_pages) {
-        return invalid(format("page_table[{}, {}] is {}; 0 to {} is accepted", b, page, pages[page], p.num_pages - 1));
+    if (p.paged) {
+      const std::int32_t* pages = a.page_table + b * a.page_table_stride;
+      for (std::int64_t page = 0; page * p.page_size < length + p.seq_new; ++page) {
+        if (pages[page] < 0 || pages[page] >= p.num_pages) {
+          return invalid(
+              format("page_table[{}, {}] is {}; 0 to {} is accepted", b, page, pages[page], p.num_pages - 1));
+        }
       }
+    }
+    if (has_key_scales(p)) {
+      TESSERA_CHECK(check_key_scales("k_scale", a.k_scale, a, b, length));
+      TESSERA_CHECK(check_key_scales("v_scale", a.v_scale, a, b, length));
     }
   }
   return {};

@@ -8,16 +8,33 @@
 namespace tessera::attention {
 namespace {
 
-constexpr std::uint32_t kKnownFlags = TESSERA_CAUSAL | TESSERA_DETERMINISTIC | TESSERA_ROTARY_INTERLEAVED |
-                                      TESSERA_BATCH_INVARIANT | TESSERA_FP8 | TESSERA_FP8_ROTATE |
-                                      TESSERA_FP8_RESIDUAL | TESSERA_FP8_FAST;
+constexpr std::uint32_t kKnownFlags =
+    TESSERA_CAUSAL | TESSERA_DETERMINISTIC | TESSERA_ROTARY_INTERLEAVED | TESSERA_BATCH_INVARIANT | TESSERA_FP8 |
+    TESSERA_FP8_ROTATE | TESSERA_FP8_RESIDUAL | TESSERA_FP8_FAST | TESSERA_SCALE_PER_PAGE | TESSERA_SCALE_PER_TOKEN;
+
+Status check_cache_scales(const tessera_attention& in, AttentionProblem& p) {
+  const bool per_page = (in.flags & TESSERA_SCALE_PER_PAGE) != 0, per_token = (in.flags & TESSERA_SCALE_PER_TOKEN) != 0;
+  if (!per_page && !per_token) return {};
+  const char* const name = per_page ? "TESSERA_SCALE_PER_PAGE" : "TESSERA_SCALE_PER_TOKEN";
+  if (per_page && per_token) {
+    return invalid("flags has TESSERA_SCALE_PER_PAGE and TESSERA_SCALE_PER_TOKEN; one of them is accepted");
+  }
+  if (p.op != AttentionOp::kDecode) {
+    return invalid(format("flags has {}, which is for decode; {} does not take it", name, name_of(p.op)));
+  }
+  if (!p.fp8_cache) return invalid(format("flags has {}, but k is not e4m3", name));
+  if (per_page && !p.paged) return invalid("flags has TESSERA_SCALE_PER_PAGE, but page_table is null");
+  p.cache_scales = per_page ? CacheScales::kPerPage : CacheScales::kPerToken;
+  return {};
+}
 
 Status check_flags(const tessera_attention& in, AttentionProblem& p) {
   if ((in.flags & ~kKnownFlags) != 0) {
-    return invalid(format(
-        "flags has unknown bits {:#x}; TESSERA_CAUSAL, TESSERA_DETERMINISTIC, TESSERA_ROTARY_INTERLEAVED, "
-        "TESSERA_BATCH_INVARIANT, TESSERA_FP8, TESSERA_FP8_ROTATE, TESSERA_FP8_RESIDUAL and TESSERA_FP8_FAST are known",
-        in.flags & ~kKnownFlags));
+    return invalid(
+        format("flags has unknown bits {:#x}; TESSERA_CAUSAL, TESSERA_DETERMINISTIC, TESSERA_ROTARY_INTERLEAVED, "
+               "TESSERA_BATCH_INVARIANT, TESSERA_FP8, TESSERA_FP8_ROTATE, TESSERA_FP8_RESIDUAL, TESSERA_FP8_FAST, "
+               "TESSERA_SCALE_PER_PAGE and TESSERA_SCALE_PER_TOKEN are known",
+               in.flags & ~kKnownFlags));
   }
   p.causal = (in.flags & TESSERA_CAUSAL) != 0;
   p.deterministic = (in.flags & TESSERA_DETERMINISTIC) != 0;
@@ -43,6 +60,7 @@ Status check_flags(const tessera_attention& in, AttentionProblem& p) {
   if (p.residuals && p.dim_qk < kChannels) {
     return invalid(format("q has head dim {}; TESSERA_FP8_RESIDUAL needs at least {}", p.dim_qk, kChannels));
   }
+  TESSERA_CHECK(check_cache_scales(in, p));
   if (p.rotary_interleaved && p.rotary_dim == 0) {
     return invalid("flags has TESSERA_ROTARY_INTERLEAVED, but rotary_cos is null");
   }

@@ -34,7 +34,9 @@ bool fits(const Config& config, const Device& device) {
   constexpr std::size_t kReserved = 1024;  // of every CTA, by the driver
   const std::size_t bytes = static_cast<std::size_t>(decode_shared_bytes(config)) + kReserved;
   const std::size_t alignment = config.box_rows > 0 ? kTileAlignment : 128;
-  const std::size_t rows_of_warps = static_cast<std::size_t>(config.row_warps * config.key_warps) * 16 * 8 + alignment;
+  const std::size_t of_row = config.key_scales ? 12 : 8;
+  const std::size_t rows_of_warps =
+      static_cast<std::size_t>(config.row_warps * config.key_warps) * 16 * of_row + alignment;
   return (bytes + rows_of_warps) * static_cast<std::size_t>(config.ctas_per_sm) <=
          device.shared_memory_per_block + kReserved;
 }
@@ -57,6 +59,7 @@ Config base_config(const AttentionProblem& p) {
           .paged = p.paged,
           .append = p.seq_new > 0,
           .e4m3_cache = p.fp8_cache,
+          .key_scales = has_key_scales(p),
           .box_rows = 0};
 }
 
@@ -279,7 +282,10 @@ jit::KernelInstance main_kernel(const Config& config) {
                          config.dim_qk, config.dim_v, config.block_k, config.row_warps, config.key_warps, config.stages,
                          config.ctas_per_sm, config.cluster > 1 ? format("_cluster{}", config.cluster) : "",
                          config.box_rows > 0 ? format("_tma{}", config.box_rows) : "", config.paged ? "_paged" : "",
-                         config.append ? "_append" : "", config.e4m3_cache ? "_e4m3" : "",
+                         config.append ? "_append" : "",
+                         config.key_scales   ? "_e4m3_key_scales"
+                         : config.e4m3_cache ? "_e4m3"
+                                             : "",
                          config.score_mod ? "_score_mod" : "", config.vector == 1 ? "_v1" : ""),
           .header = "attention/decode.cuh",
           .entry = "attention_decode",
@@ -364,8 +370,9 @@ AttentionDecodeParams main_params(const Config& config, const AttentionArgs& arg
   params.v_strides = strides_of(in_columns(args.v, p.fp8_cache));
   params.k_scale = args.k_scale.data;
   params.v_scale = args.v_scale.data;
-  params.k_scale_strides = {args.k_scale.batch_stride, args.k_scale.head_stride};
-  params.v_scale_strides = {args.v_scale.batch_stride, args.v_scale.head_stride};
+  const std::int64_t of_key = p.cache_scales == CacheScales::kPerToken ? 1 : 0;
+  params.k_scale_strides = {args.k_scale.batch_stride, of_key, args.k_scale.head_stride};
+  params.v_scale_strides = {args.v_scale.batch_stride, of_key, args.v_scale.head_stride};
   params.k_new_strides = strides_of(args.k_new);
   params.v_new_strides = strides_of(args.v_new);
   params.rotary_cos_stride = args.rotary_cos_stride;
@@ -469,8 +476,10 @@ double predicted_time(const AttentionProblem& p, const Config& config, const Dev
   constexpr double kCombine = 2.7;
   constexpr double kCached = 4.0e7;  // bytes
   constexpr double kMemory = 3.4e4;  // bytes per microsecond, of all SMs' share of the memory
-  const double bytes = (p.fp8_cache ? 1.0 : 2.0) * static_cast<double>(p.batch) * static_cast<double>(p.seq_k) *
-                       static_cast<double>(p.heads_kv) * static_cast<double>(p.dim_qk + p.dim_v);
+  const double key_bytes = (p.fp8_cache ? 1.0 : 2.0) * static_cast<double>(p.dim_qk + p.dim_v) +
+                           (p.cache_scales == CacheScales::kPerToken ? 8.0 : 0.0);
+  const double bytes =
+      static_cast<double>(p.batch) * static_cast<double>(p.seq_k) * static_cast<double>(p.heads_kv) * key_bytes;
   // Of an SM. Sequences of a batch may differ in length, and clusters would then wait for the longest.
   const double rate = bytes < kCached ? 5.5e4 : p.batch == 1 ? 4.1e4 : kMemory;
   const std::int64_t clusters = saturating_product(p.batch, columns_of(p, config), config.cluster);
@@ -527,13 +536,14 @@ std::vector<engine::Config> searches(const AttentionProblem& p, const Device& de
 // Where registers and shared memory are scarce or change: 4 rows; 4 and 64 with pages, new keys and a score_mod.
 std::vector<AttentionProblem> representatives(const Device& device) {
   std::vector<AttentionProblem> list;
-  const auto add = [&](int dim, int group, bool with_everything, bool fp8_cache = false) {
+  const auto add = [&](int dim, int group, bool with_everything, bool fp8_cache = false, bool key_scales = false) {
     AttentionProblem p = representative(device, AttentionOp::kDecode, dim, dim);
     p.seq_q = 1;
     p.heads_kv = 8;
     p.heads_q = group * p.heads_kv;
     p.alignment = Alignment::kBottomRight;
     p.fp8_cache = fp8_cache;
+    if (key_scales) p.cache_scales = CacheScales::kPerToken;
     if (with_everything) {
       p.paged = true;
       p.page_size = 16;
@@ -544,13 +554,20 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     list.push_back(p);
   };
   add(128, 4, false);
-  if (device.compute >= 89) add(128, 4, true, true);
+  if (device.compute >= 89) {
+    add(128, 4, true, true);
+    add(128, 4, true, true, true);
+  }
   if (device.compute == 89) return list;  // the rest is the same code as sm_86's
   if (device.compute == 90) {
     for (const int dim : {64, 80, 128, 256}) add(dim, 4, false, true);
     add(128, 4, false, true);
     list.back().batch = 16;
     add(128, 64, true, true);
+    for (const int dim : {64, 128, 256}) add(dim, 4, false, true, true);
+    add(128, 4, false, true, true);
+    list.back().batch = 16;
+    add(128, 64, true, true, true);
     add(128, 4, true);
     list.back().batch = 16;
   }

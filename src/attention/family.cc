@@ -51,6 +51,7 @@ std::string AttentionFamily::describe(const Problem& p) {
   }
   text += format(" Hq={} Hkv={} Dqk={} Dv={}", p.heads_q, p.heads_kv, p.dim_qk, p.dim_v);
   if (p.fp8_cache) text += " e4m3 cache";
+  if (has_key_scales(p)) text += format(" scales per {}", name_of(p.cache_scales));
   if (p.paged) text += format(" pages of {}", p.page_size);
   const bool by_position = attention::is_masked(p) || p.alibi;
   if (p.causal) text += " causal";
@@ -94,6 +95,7 @@ engine::Fields AttentionFamily::fields(const Problem& p) {
   add("softcap", p.softcap > 0, static_cast<double>(p.softcap));
   add("fp8", p.fp8, true);
   add("fp8_cache", p.fp8_cache, true);
+  add("cache_scales", has_key_scales(p), std::string(name_of(p.cache_scales)));
   add("rounds_to_fp8", p.rounds_to_fp8, true);
   add("rotates", p.rotates, true);
   add("residuals", p.residuals, true);
@@ -137,6 +139,7 @@ std::string AttentionFamily::difference(const Problem& planned, const Problem& g
   compare("dtype", std::string(name_of(planned.dtype)), std::string(name_of(given.dtype)));
   compare("q e4m3", planned.fp8, given.fp8);
   compare("cache e4m3", planned.fp8_cache, given.fp8_cache);
+  compare("scales of the cache", std::string(name_of(planned.cache_scales)), std::string(name_of(given.cache_scales)));
   compare("rounded to e4m3", planned.rounds_to_fp8, given.rounds_to_fp8);
   compare("rotated", planned.rotates, given.rotates);
   compare("residuals", planned.residuals, given.residuals);
@@ -200,7 +203,8 @@ int bucket(std::int64_t size) {
 std::string AttentionFamily::tuning_class(const Problem& p, int multiprocessors) {
   constexpr std::int64_t kRows = 128;
   const std::int64_t tiles = saturating_product(ceil_div(p.seq_q, kRows), p.batch, p.heads_q);
-  const char* const e4m3 = p.fp8_cache                                  ? "e4m3 cache "
+  const char* const e4m3 = has_key_scales(p)                            ? "e4m3 cache with scales of keys "
+                           : p.fp8_cache                                ? "e4m3 cache "
                            : p.residuals                                ? "rounded to e4m3 with residuals "
                            : p.rounds_to_fp8                            ? "rounded to e4m3 "
                            : !p.fp8                                     ? ""

@@ -9,9 +9,14 @@
 
 namespace tessera {
 
+namespace attention {
+class KeptCall;
+}
+
 struct AttentionFamily {
   using Problem = AttentionProblem;
   using Args = AttentionArgs;
+  using KeptCall = attention::KeptCall;
   static constexpr const char* kName = "attention";
 
   static const std::vector<engine::Implementation<AttentionFamily>>& implementations();

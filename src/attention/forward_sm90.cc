@@ -78,6 +78,13 @@ constexpr ForwardSm90Tile tiny_forward_sm90_tile(int dim_qk, int dim_v, bool sco
   return {1, 32, 2, 2, dim <= 96 ? 4 : 2, dim <= 64 || dim > 96 ? 64 : 16, false};
 }
 
+// For keys that are one tile. Little overlaps within a CTA, so that four share an SM: 96 registers a thread suffice, because
+// O is computed when S is no longer needed.
+constexpr std::int64_t kFewKeys = 64, kFewKeysDim = 64;
+ForwardSm90Tile few_keys_forward_sm90_tile(std::int64_t seq_k) {
+  return {1, static_cast<int>(ceil_div(seq_k, 16) * 16), 2, 2, 4, 64, false};
+}
+
 // For fewer tiles of queries than SMs: consumers share a tile (intra-CTA split), with two stages each.
 constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool score_mod) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
@@ -86,31 +93,33 @@ constexpr ForwardSm90Tile split_forward_sm90_tile(int dim_qk, int dim_v, bool sc
   if (dim <= 128) return {2, score_mod ? 64 : 80, 4, 1, 1, 64, false};
   return {};
 }
+
+Config with_tile(Config config, const ForwardSm90Tile& tile) {
+  config.consumers = tile.consumers;
+  config.block_k = tile.block_k;
+  config.stages = tile.stages;
+  config.q_stages = tile.q_stages;
+  config.ctas_per_sm = tile.ctas_per_sm;
+  config.min_atom = tile.min_atom;
+  config.ping_pong = tile.ping_pong;
+  return config;
+}
 }  // namespace
 
 std::vector<AttentionForwardSm90Config> forward_sm90_configs(DType dtype, int dim_qk, int dim_v, bool masked,
                                                              bool score_mod, std::int64_t longest) {
+  Config of_problem = {};
+  of_problem.dtype = dtype;
+  of_problem.dim_qk = dim_qk;
+  of_problem.dim_v = dim_v;
+  of_problem.masked = masked;
+  of_problem.score_mod = score_mod;
   std::vector<AttentionForwardSm90Config> configs;
   const auto add = [&](const ForwardSm90Tile& tile, bool dynamic_scheduler, bool intra_cta_split) {
     if (tile.consumers == 0) return;
-    configs.push_back({.dtype = dtype,
-                       .dim_qk = dim_qk,
-                       .dim_v = dim_v,
-                       .consumers = tile.consumers,
-                       .block_k = tile.block_k,
-                       .stages = tile.stages,
-                       .q_stages = tile.q_stages,
-                       .ctas_per_sm = tile.ctas_per_sm,
-                       .min_atom = tile.min_atom,
-                       .pack_gqa = false,
-                       .intra_cta_split = intra_cta_split,
-                       .ping_pong = tile.ping_pong,
-                       .dynamic_scheduler = dynamic_scheduler,
-                       .masked = masked,
-                       .score_mod = score_mod,
-                       .page_box = 0,
-                       .chunked = false,
-                       .cache = false});
+    Config& config = configs.emplace_back(with_tile(of_problem, tile));
+    config.dynamic_scheduler = dynamic_scheduler;
+    config.intra_cta_split = intra_cta_split;
   };
   add(forward_sm90_tile(dim_qk, dim_v, score_mod), false, false);
   if (masked || std::max(dim_qk, dim_v) > 128) add(forward_sm90_tile(dim_qk, dim_v, score_mod), true, false);
@@ -219,20 +228,21 @@ bool can_pack_gqa(const AttentionProblem& problem, const AttentionForwardSm90Con
 namespace {
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                         config.dim_v, block_q_of(config), config.block_k, config.intra_cta_split ? "_split" : "",
-                         config.pack_gqa ? "_pack_gqa" : "", config.masked ? "_masked" : "",
-                         config.score_mod ? "_score_mod" : "", config.dynamic_scheduler ? "_dynamic" : "",
-                         config.chunked ? "_chunked" : "", config.cache ? "_cache" : "",
-                         config.page_box > 0 ? format("_page{}", config.page_box) : ""),
-          .header = "attention/forward_sm90.cuh",
-          .entry = "attention_forward_sm90",
-          .params = "AttentionForwardSm90Params",
-          .config = jit::config_text("AttentionForwardSm90Config", config),
-          .threads = threads_of(config),
-          .min_blocks = config.ctas_per_sm,
-          .dynamic_smem_bytes = forward_sm90_layout(config).bytes,
-          .pdl = true};
+  return {
+      .name = format("attention_forward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+                     config.dim_v, block_q_of(config), config.block_k, config.intra_cta_split ? "_split" : "",
+                     config.few_keys ? "_few_keys" : "", config.pack_gqa ? "_pack_gqa" : "",
+                     config.masked ? "_masked" : "", config.score_mod ? "_score_mod" : "",
+                     config.dynamic_scheduler ? "_dynamic" : "", config.chunked ? "_chunked" : "",
+                     config.cache ? "_cache" : "", config.page_box > 0 ? format("_page{}", config.page_box) : ""),
+      .header = "attention/forward_sm90.cuh",
+      .entry = "attention_forward_sm90",
+      .params = "AttentionForwardSm90Params",
+      .config = jit::config_text("AttentionForwardSm90Config", config),
+      .threads = threads_of(config),
+      .min_blocks = config.ctas_per_sm,
+      .dynamic_smem_bytes = forward_sm90_layout(config).bytes,
+      .pdl = true};
 }
 
 constexpr std::size_t kCounterBytes = 256;  // so that what follows is aligned
@@ -361,9 +371,20 @@ Config with_problem(Config config, const AttentionProblem& p) {
   return config;
 }
 
+// Of a cache, only the device knows the lengths; modified scores need more registers.
+bool can_keep_keys(const AttentionProblem& p) {
+  return p.op == AttentionOp::kForward && p.seq_k <= kFewKeys && std::max(p.dim_qk, p.dim_v) <= kFewKeysDim &&
+         !has_score_mod(p);
+}
+
 std::vector<Config> default_configs(const AttentionProblem& p) {
   std::vector<Config> configs = forward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v),
                                                      is_masked(p), has_score_mod(p), std::max(p.seq_q, p.seq_k));
+  // One or two tiles of queries would hardly use keys again that stay in shared memory.
+  if (can_keep_keys(p) && p.seq_q > 2 * kConsumerRows) {
+    configs.push_back(with_tile(configs.front(), few_keys_forward_sm90_tile(p.seq_k)));
+    configs.back().few_keys = true;
+  }
   for (Config& config : configs) config = with_problem(config, p);
   return configs;
 }
@@ -390,6 +411,11 @@ constexpr int kMaxBlockK = 256;
 constexpr int kMaxRegisters = 255;
 constexpr int kMaxConsumersPerSm = 4;
 
+bool fits_few_keys(const Config& c, const AttentionProblem& p) {
+  return can_keep_keys(p) && p.seq_k <= c.block_k && c.block_k <= kFewKeys && c.consumers == 1 && !c.intra_cta_split &&
+         !c.dynamic_scheduler && !c.ping_pong && !c.pack_gqa;
+}
+
 // What the kernel's static_asserts and TMA's boxes allow, for this problem.
 bool fits(const Config& c, const AttentionProblem& p, const Device& device) {
   const bool of_problem = c.dtype == p.dtype && c.dim_qk == p.dim_qk && c.dim_v == p.dim_v &&
@@ -397,7 +423,7 @@ bool fits(const Config& c, const AttentionProblem& p, const Device& device) {
                           engine::main_config(c) == engine::main_config(with_problem(c, p));
   return of_problem && c.consumers >= 1 && c.consumers <= 3 && c.block_k >= 16 && c.block_k % 16 == 0 &&
          c.block_k <= kMaxBlockK && c.stages >= 2 && c.stages <= 8 && (c.q_stages == 1 || c.q_stages == 2) &&
-         (!c.pack_gqa || can_pack_gqa(p, c)) &&
+         (!c.few_keys || fits_few_keys(c, p)) && (!c.pack_gqa || can_pack_gqa(p, c)) &&
          (!c.intra_cta_split ||
           (c.consumers > 1 && c.stages % c.consumers == 0 && !c.ping_pong && !c.dynamic_scheduler)) &&
          (c.ctas_per_sm == 1 ||
@@ -533,6 +559,10 @@ std::vector<AttentionProblem> representatives(const Device& device) {
         list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), variant));
         list.back().seq_q = list.back().seq_k = longest;
       }
+    }
+    for (const auto& [dim, keys] : {std::pair{8, 8}, {40, 33}, {64, 64}}) {
+      list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), variant));
+      list.back().seq_k = keys;
     }
   }
   for (const int dim : {64, 128, 256}) {

@@ -24,11 +24,23 @@ enum class Alignment : std::uint8_t {
   kBottomRight,  // offset = Sk - Sq, per sequence: the last query sees the last key
 };
 
+// What has a scale of its own in a cache of e4m3.
+enum class CacheScales : std::uint8_t {
+  kPerHead,   // a key head of a sequence, or of all
+  kPerPage,   // and page
+  kPerToken,  // and key
+};
+
+constexpr const char* name_of(CacheScales scales) {
+  return scales == CacheScales::kPerHead ? "head" : scales == CacheScales::kPerPage ? "page" : "token";
+}
+
 struct AttentionProblem {
   AttentionOp op = AttentionOp::kForward;
-  DType dtype = DType::kFloat32;   // of o if fp8, else of all activations
-  bool fp8 = false;                // forward: q, k and v are e4m3, with scales
-  bool fp8_cache = false;          // decode: k and v are, with scales per head and sequence, or of all
+  DType dtype = DType::kFloat32;  // of o if fp8, else of all activations
+  bool fp8 = false;               // forward: q, k and v are e4m3, with scales
+  bool fp8_cache = false;         // decode: k and v are, with scales
+  CacheScales cache_scales = CacheScales::kPerHead;
   bool rounds_to_fp8 = false;      // forward: q, k and v are rounded to e4m3 first, with a scale for each head or less
   bool rotates = false;            // and q and k rotated before that
   bool residuals = false;          // or what rounding takes from their largest channels kept in more columns
@@ -82,6 +94,9 @@ struct AttentionProblem {
   bool operator==(const AttentionProblem&) const = default;
 };
 
+// Scales lie beside the keys of the cache.
+constexpr bool has_key_scales(const AttentionProblem& p) { return p.cache_scales != CacheScales::kPerHead; }
+
 // [batch, seq, head, dim] with a contiguous last dim; strides count elements. batch_stride is 0 if varlen, and the
 // stride of a page if paged.
 struct TensorView {
@@ -98,9 +113,10 @@ struct RowView {
   std::int64_t head_stride = 0;
 };
 
-// float [batch, head, block]; a stride is 0 if all share a scale.
+// float [batch, head, block]; a stride is 0 if all share a scale. Of a cache with scales per token or page: [row or page,
+// head, key], with batch_stride between rows or pages.
 struct ScaleView {
-  const float* data = nullptr;
+  float* data = nullptr;  // read, but scales per token are written by an append
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
 };

@@ -124,6 +124,8 @@ Status encode_groups(const Matrix& m, int box_rows, TensorMap (&maps)[groups], i
     box.strides = {stride, layer, layer};
     box.columns = 64;
     box.rows = static_cast<std::uint32_t>(box_rows);
+    // The 256 bytes around a line are the same row's only if rows begin at multiples of them.
+    box.promotes = box.address % 256 == 0 && stride % 256 == 0;
     const auto map = cuda::encode(box);
     if (!map.ok()) return map.status();
     maps[group] = *map;

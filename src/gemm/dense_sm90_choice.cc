@@ -172,10 +172,7 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool strides) {
     add(128, 128, true);
   }
   // Gradients of weights have few tiles, and 132 of them may be found one way only. Smaller tiles have fewer partial results.
-  if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped) {
-    add(256, 128, false);
-    add(128, 128, false);
-  }
+  if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped) add(128, 128, false);
   // If they are two tiles wide, pairs of columns divide into more parts than pairs of rows.
   if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped && !p.gated && n > 256 && n <= 512) {
     tiles.push_back({128, even_width(n, 256, 64), false, 2, true});
@@ -354,11 +351,13 @@ std::int64_t copies_of_b(const GemmProblem& p, const Access& access) {
 }
 
 namespace {
-// Of main alone.
+// Of main alone. Constants are fitted to every tile of twenty products.
 double launch_time(const GemmProblem& p, const Device& device, const Choice& choice) {
-  constexpr double kClock = 1550;         // cycles per microsecond, under load
+  constexpr double kClock = 1690;         // cycles per microsecond, under load
   constexpr double kMultiplyAdds = 2048;  // per cycle and multiprocessor
-  constexpr double kL2Bytes = 40;         // per cycle and multiprocessor
+  constexpr double kL2Lines = 0.38;       // of 128 bytes, per cycle and multiprocessor
+  constexpr double kWait = 47;            // cycles of a step in which nothing is multiplied, whatever the tile
+  constexpr double kLineDelay = 0.19;     // cycles by which a loaded line delays a step, even if loads keep up
   const Config& c = choice.main;
   const Tile tile = tile_of(c);
   const std::int64_t terms = ceil_div(p.k, groups_of_terms(p));
@@ -366,36 +365,46 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
       p.grouping == kRaggedSums ? ceil_div(terms, gemm_sm90::kBlockK) : all_steps(p, choice.access);
   const double steps = static_cast<double>(ceil_div(in_all, choice.splits));
   // One operand of 64 rows and one of 256 do not keep up with wgmma: B is read once for each 64 rows. Narrow tiles of 256 rows
-  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read.
+  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read. Parts of K
+  // take one consumer at a time longer than both.
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
-  const double slow = c.block_m == 64    ? (c.a_transposed ? 1.6 : 1.25)
-                      : c.block_m == 256 ? std::max(1.05, shared / multiplied)
-                                         : 1.05;
+  const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
+                      : c.block_m == 256       ? std::max(1.05, shared / multiplied)
+                      : c.split && c.ping_pong ? 1.28
+                                               : 1.05;
   const double products = multiplied * slow;
-  // Rows that start anywhere lie across lines of L2, which is seen where they are loaded for few others at a time.
+  // A row of a step is a line of L2, or lies across two if it starts anywhere. Without a cluster L2
+  // seems to be read no more often, as CTAs side by side ask for the same lines, but each of them waits for all of its lines.
   const bool unaligned_a = c.strided != kStridedNone && !p.a_aligned;
   const bool unaligned_b = c.strided == kStridedK && !p.b_aligned;
-  const double a_rows = c.block_m * (unaligned_a ? 1.4 : 1.0), b_rows = c.block_n * (unaligned_b ? 1.4 : 1.0);
-  const double loaded = c.shares_a ? a_rows / c.cluster + b_rows : a_rows + b_rows / c.cluster;
-  const double loads = loaded * gemm_sm90::kBlockK * 2 / kL2Bytes;
-  const double lines = c.strided == kStridedK ? 1.15 : unaligned_a ? 1.1 : 1.0;
-  const double main_loop = steps * std::max(products, loads) * lines + 200;
+  const double a_lines = c.block_m * (unaligned_a ? 2.0 : 1.0), b_lines = c.block_n * (unaligned_b ? 2.0 : 1.0);
+  const auto lines_of = [&](double sharing) {
+    return c.shares_a ? a_lines / sharing + b_lines : a_lines + b_lines / sharing;
+  };
+  const double loads = lines_of(2) / kL2Lines;
+  const double multiplies = products + kWait + kLineDelay * lines_of(c.cluster);
+  const double across = c.strided == kStridedK ? 1.15 : unaligned_a ? 1.1 : 1.0;
+  const double main_loop = steps * std::max(multiplies, loads) * across + 270;
   const double elements = static_cast<double>(c.block_m) * c.block_n / (c.gated ? 2 : 1);
   const int extra = (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? 1 : 0);
   const int staged = c.staged != kStagedNone ? 1 : 0;
+  // Measured for two widths alike; rows that start or end within a sector of L2 write it in part.
+  const double partial_sectors = c.edges ? 5500.0 : 0.0;
   const double epilogue =
       elements * (0.06 + 0.05 * staged + 0.15 * (extra - staged) + (c.activation != kIdentity ? 0.06 : 0.0) +
                   (c.tma_store ? 0.0 : 0.6) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0)) +
-      500;
+      partial_sectors + 130;
   const double work = static_cast<double>(saturating_product(tiles_of(p, choice.access, tile), choice.splits));
   const double clusters = std::floor(static_cast<double>(device.multiprocessors) / c.cluster);
-  const double rounds = std::ceil(work / clusters);
+  // How full the last round is with ragged rows is not known.
+  const double rounds = p.grouping == kRaggedRows ? std::max(1.0, work / clusters + 0.5) : std::ceil(work / clusters);
   // With ping-pong the epilogue runs beside the next tile's main loop.
   // A part of strided terms has an epilogue for each group of them that it has a share of.
   const double epilogues = epilogue * static_cast<double>(partials_of_part(p, choice));
-  const double cycles = c.ping_pong ? rounds * std::max(main_loop, (main_loop + epilogues) / 2) + epilogue
-                                    : rounds * (main_loop + epilogues);
+  const double cycles = c.ping_pong
+                            ? main_loop + (rounds - 1) * std::max(main_loop, (main_loop + epilogues) / 2) + epilogue
+                            : rounds * (main_loop + epilogues);
   return 2.0 + cycles / kClock;
 }
 }  // namespace

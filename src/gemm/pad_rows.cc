@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kChunks = 2;           // per thread: more loads in flight
-constexpr unsigned kCopyGroups = 4;  // a thread's copies read the same lines: some of them from L1
+constexpr unsigned kCopyGroups = 2;  // in which a thread's copies are every second one
 
 }  // namespace
 

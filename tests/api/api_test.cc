@@ -62,6 +62,39 @@ TEST(Plan, runs_the_problem_it_was_made_for_and_refuses_another) {
   tessera_plan_destroy(nullptr);
 }
 
+TEST(Plan, threads_may_run_it_at_the_same_time_and_are_refused_each_for_itself) {
+  Call planned = forward_call();
+  tessera_plan* plan = nullptr;
+  ASSERT_EQ(tessera_attention_plan_create(planned.op, &planned.args, &plan), TESSERA_OK);
+  const auto run = [plan](const Call& call) {
+    std::vector<std::uint8_t> scratch(tessera_plan_workspace(plan));
+    return tessera_attention_plan_run(plan, &call.args, scratch.data(), scratch.size(), nullptr);
+  };
+  const auto use = [&run](int thread) {
+    const auto values = [&](Call call) {
+      call.fill("v", 0.01f * static_cast<float>(thread + 1));
+      return call;
+    };
+    Call call = values(forward_call()), same = values(forward_call()), other = values(forward_call(3, 5));
+    EXPECT_EQ(run(same), TESSERA_OK) << tessera_last_error();
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      call["out"].as<float>()[0] = NAN;
+      EXPECT_EQ(run(call), TESSERA_OK) << tessera_last_error();
+      EXPECT_EQ(call["out"].bytes(), same["out"].bytes());
+      EXPECT_EQ(run(other), TESSERA_INVALID_ARGUMENT);
+    }
+    EXPECT_TRUE(other.outputs_untouched());
+    return call["out"].as<float>()[0];
+  };
+  std::vector<float> firsts(4);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&, i] { firsts[i] = use(i); });
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(firsts[i], use(i)) << "alone, thread " << i;
+  EXPECT_NE(firsts[0], firsts[1]);
+  tessera_plan_destroy(plan);
+}
+
 TEST(Plan, packed_sequences_may_be_shorter_than_planned_but_not_longer) {
   Call call = varlen_call();
   call.args.max_seqlen_q = call.args.max_seqlen_k = 4;

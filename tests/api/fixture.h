@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -184,6 +185,34 @@ inline Call e4m3_cache_call() {
   call.add("k_scale", kFp32, {1, kHkv, 1}, &tessera_attention::k_scale);
   call.add("v_scale", kFp32, {1, kHkv, 1}, &tessera_attention::v_scale);
   for (const char* name : {"k_scale", "v_scale"}) std::fill_n(call[name].as<float>(), kHkv, 0.5f);
+  return call;
+}
+
+// The same with scales beside the keys. Those of keys that are not in use are no numbers.
+inline Call token_scale_call() {
+  Call call = decode_call();
+  call.args.flags |= TESSERA_SCALE_PER_TOKEN;
+  const std::int64_t rows = call["k"].shape(0), keys = call["k"].shape(1);
+  for (const char* name : {"k", "v"}) call[name].view.dtype = kE4m3;
+  call.add("k_scale", kFp32, {rows, kHkv, keys}, &tessera_attention::k_scale);
+  call.add("v_scale", kFp32, {rows, kHkv, keys}, &tessera_attention::v_scale);
+  const auto* lengths = call["cache_seqlens"].as<std::int32_t>();
+  for (const char* name : {"k_scale", "v_scale"}) {
+    for (std::int64_t n = 0; n < rows * kHkv * keys; ++n) {
+      call[name].as<float>()[n] = n % keys < lengths[n / keys / kHkv] ? 0.5f : NAN;
+    }
+  }
+  return call;
+}
+
+inline Call page_scale_call() {
+  Call call = paged_call();
+  call.args.flags |= TESSERA_SCALE_PER_PAGE;
+  const std::int64_t pages = call["k"].shape(0);
+  for (const char* name : {"k", "v"}) call[name].view.dtype = kE4m3;
+  call.add("k_scale", kFp32, {pages, kHkv, 1}, &tessera_attention::k_scale);
+  call.add("v_scale", kFp32, {pages, kHkv, 1}, &tessera_attention::v_scale);
+  for (const char* name : {"k_scale", "v_scale"}) std::fill_n(call[name].as<float>(), pages * kHkv, 0.5f);
   return call;
 }
 

@@ -66,26 +66,30 @@ TEST(DecodeSelect, a_cache_of_e4m3_has_tiles_that_fit_every_gpu_that_converts_it
     for (std::int64_t dim = 8; dim <= 256; dim += 8) {
       for (const std::int64_t queries : {1, 8, 100}) {
         for (const std::int64_t page_size : {0, 16}) {
-          AttentionProblem p = decode_problem(2, 1000, dim);
-          p.fp8_cache = true;
-          p.seq_q = queries;
-          p.paged = page_size > 0;
-          p.page_size = page_size;
-          p.num_pages = 200;
-          p.seq_new = queries;
-          const Selection selection = select(p, gpu);
-          const bool served = gpu.compute >= 89 && dim % 16 == 0;
-          ASSERT_EQ(!selection.candidates.empty(), served)
-              << text_of(engine::explain<AttentionFamily>(p, gpu, selection));
-          for (const Candidate& c : selection.candidates) {
-            const auto main = main_of<AttentionDecodeConfig>(c);
-            ASSERT_TRUE(main) << kernel_of(c) << " reads no e4m3";
-            EXPECT_LE(decode_shared_bytes(*main), gpu.shared_memory_per_block) << gpu.name << dim;
-            EXPECT_TRUE(main->e4m3_cache);
-            EXPECT_TRUE(c.implementation->recipe(p, gpu, c.offer.config)) << gpu.name << dim;
+          for (const bool key_scales : {false, true}) {
+            AttentionProblem p = decode_problem(2, 1000, dim);
+            p.fp8_cache = true;
+            if (key_scales) p.cache_scales = CacheScales::kPerToken;
+            p.seq_q = queries;
+            p.paged = page_size > 0;
+            p.page_size = page_size;
+            p.num_pages = 200;
+            p.seq_new = queries;
+            const Selection selection = select(p, gpu);
+            const bool served = gpu.compute >= 89 && dim % 16 == 0;
+            ASSERT_EQ(!selection.candidates.empty(), served)
+                << text_of(engine::explain<AttentionFamily>(p, gpu, selection));
+            for (const Candidate& c : selection.candidates) {
+              const auto main = main_of<AttentionDecodeConfig>(c);
+              ASSERT_TRUE(main) << kernel_of(c) << " reads no e4m3";
+              EXPECT_LE(decode_shared_bytes(*main), gpu.shared_memory_per_block) << gpu.name << dim;
+              EXPECT_TRUE(main->e4m3_cache);
+              EXPECT_EQ(main->key_scales, key_scales);
+              EXPECT_TRUE(c.implementation->recipe(p, gpu, c.offer.config)) << gpu.name << dim;
+            }
+            p.vectors = false;
+            EXPECT_TRUE(select(p, gpu).candidates.empty());
           }
-          p.vectors = false;
-          EXPECT_TRUE(select(p, gpu).candidates.empty());
         }
       }
     }

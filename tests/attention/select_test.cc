@@ -84,9 +84,12 @@ TEST(AttentionSelect, no_tile_is_offered_twice) {
 
 TEST(AttentionSelect, key_tiles_of_short_sequences_take_turns_at_dq_if_ctas_are_many) {
   const Device gpu = *cuda_device("sm_90a");
-  const auto takes_turns = [&](std::int64_t batch, std::int64_t seq, std::int64_t dim) {
+  const auto takes_turns = [&](std::int64_t batch, std::int64_t seq, std::int64_t dim, bool causal = false,
+                               std::int64_t window = -1) {
     AttentionProblem p = problem(AttentionOp::kBackward, seq, dim);
     p.batch = batch;
+    p.causal = causal;
+    p.window_left = window;
     p.heads_kv = p.heads_q;
     if (dim > 128) return main_of<AttentionBackwardWideSm90Config>(chosen(p, gpu))->deterministic;
     return main_of<AttentionBackwardSm90Config>(chosen(p, gpu))->deterministic;
@@ -94,9 +97,14 @@ TEST(AttentionSelect, key_tiles_of_short_sequences_take_turns_at_dq_if_ctas_are_
   for (const std::int64_t dim : {64, 128, 256}) {
     EXPECT_TRUE(takes_turns(64, 512, dim)) << dim;
     EXPECT_TRUE(takes_turns(64, 1024, dim)) << dim;
-    EXPECT_FALSE(takes_turns(64, 1025, dim)) << dim;
+    EXPECT_EQ(takes_turns(64, 1500, dim), dim != 128) << dim;  // they cost more at 128 than at 64
     EXPECT_FALSE(takes_turns(1, 512, dim)) << dim;
     EXPECT_FALSE(takes_turns(64, 4096, dim)) << dim;
+    EXPECT_TRUE(takes_turns(64, 1024, dim, true)) << dim;
+    EXPECT_FALSE(takes_turns(64, 1500, dim, true))
+        << dim;  // a query sees half as many keys, but the longest CTAs come last
+    EXPECT_TRUE(takes_turns(64, 8192, dim, true, 400)) << dim;  // not then
+    EXPECT_FALSE(takes_turns(64, 8192, dim, true, 2048)) << dim;
   }
 }
 
@@ -151,6 +159,7 @@ TEST(AttentionSelect, a_backward_s_workspace_is_linear_in_the_sequence) {
     AttentionProblem p = problem(AttentionOp::kBackward, seq, dim);
     p.heads_kv = p.heads_q;  // else dK and dV may have sums, too
     p.deterministic = deterministic;
+    p.window_left = 1000;  // else the queries of some key tiles may be divided, and these have sums
     return chosen(p, gpu).offer.workspace;
   };
   EXPECT_EQ(bytes(131072, false), 2 * bytes(65536, false));

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <map>
 #include <vector>
 
 #include "attention/backward_sm90.h"
+#include "attention/backward_steps.h"
 #include "attention/family.h"
 #include "base/arch.h"
 #include "engine/select.h"
@@ -299,6 +301,106 @@ TEST(BackwardSm90, groups_are_divided_if_that_fills_the_gpu_better) {
   EXPECT_FALSE(splits(64, 2048, 32, 8, true));  // 8192
 }
 
+// A slice that no CTA adds would leave the others' sums unwritten.
+TEST(BackwardSm90, slices_of_divided_key_tiles_cover_their_queries_once_in_scheduling_order) {
+  for (const auto& [whole, tiles, count] : {std::array{0U, 1U, 2U}, {5U, 3U, 4U}, {264U, 68U, 7U}, {10U, 132U, 32U}}) {
+    const QuerySlices slices{whole, divisor(tiles), count, nullptr, nullptr};
+    for (const QueryTiles all : {QueryTiles{0, 1}, {3, 8}, {0, 33}, {7, 1 << 24}}) {
+      std::map<unsigned, std::vector<QueryTiles>> of_item;
+      for (unsigned cta = 0; cta < whole + tiles * count; ++cta) {
+        const QuerySlice own = query_slice(slices, cta);
+        ASSERT_EQ(own.tile, cta < whole ? -1 : static_cast<int>(own.item - whole));
+        if (own.tile >= 0) ASSERT_EQ(own.slice, of_item[own.item].size());  // the slices before it have smaller indices
+        of_item[own.item].push_back(own.of(all, slices));
+      }
+      ASSERT_EQ(of_item.size(), whole + tiles);
+      for (const auto& [item, parts] : of_item) {
+        ASSERT_EQ(parts.size(), item < whole ? 1U : count) << item;
+        int next = all.first;
+        for (const QueryTiles& part : parts) {
+          ASSERT_EQ(part.first, next) << item;
+          next += part.count;
+        }
+        ASSERT_EQ(next, all.first + all.count) << item;
+      }
+    }
+  }
+}
+
+TEST(BackwardSm90, queries_of_the_last_key_tiles_are_divided_if_sms_would_be_idle) {
+  const Device hopper = *cuda_device("sm_90a");
+  AttentionProblem problem = args_for(128, 128, false).problem;
+  const auto divides = [&](std::int64_t batch, std::int64_t heads, std::int64_t seq, bool causal = false,
+                           bool deterministic = false) {
+    problem.batch = batch;
+    problem.heads_q = problem.heads_kv = heads;
+    problem.seq_q = problem.seq_k = seq;
+    problem.causal = causal;
+    problem.deterministic = deterministic;
+    return selected(problem, hopper).candidates.front().offer.why.find("queries of the last") != std::string::npos;
+  };
+  EXPECT_TRUE(divides(1, 16, 16384));  // 2048 key tiles, 15.5 for each of 132 SMs
+  EXPECT_TRUE(divides(1, 16, 16384, false, true));
+  EXPECT_FALSE(divides(1, 33, 16384));  // 32
+  EXPECT_TRUE(divides(1, 2, 4096));     // 64 for 132 SMs
+  EXPECT_FALSE(divides(1, 16, 256));    // the steps are few
+  EXPECT_FALSE(divides(8, 16, 2048));   // 15.5 again, but of 32 steps: two waves of thirds take about as long as one
+  EXPECT_FALSE(divides(1, 16, 16384, true));
+  EXPECT_TRUE(divides(1, 16, 16384, true, true));  // the longest key tiles come last
+  problem.window_left = 100;
+  EXPECT_FALSE(divides(1, 16, 16384, false));
+  problem.window_left = -1;
+  problem.varlen = true;
+  problem.total_q = problem.total_k = 16384;
+  EXPECT_FALSE(divides(1, 16, 16384));
+}
+
+TEST(BackwardSm90, slices_are_as_many_as_end_soonest) {
+  const Device hopper = *cuda_device("sm_90a");
+  AttentionProblem problem = args_for(128, 128, false).problem;
+  problem.batch = 1;
+  problem.heads_q = problem.heads_kv = 16;
+  const auto split = [&](std::int64_t seq, bool causal = false, bool in_turns = false) {
+    problem.seq_q = problem.seq_k = seq;
+    problem.causal = causal;
+    return split_queries(problem, hopper, 64, 128, in_turns);
+  };
+  // 68 key tiles are left for 132 SMs: four waves of sevenths, of 256 steps, end before one of them.
+  const QuerySplit full = split(16384);
+  EXPECT_EQ(full.tiles, 68);
+  EXPECT_EQ(full.slices, 7);
+  EXPECT_NEAR(full.relative_time, (15 * 258 + 4 * (256 / 7.0 + 5)) / (16 * 258), 1e-9);
+  problem.heads_kv = 4;  // a quarter of the key tiles, of four times the steps
+  const QuerySplit shared = split(16384);
+  EXPECT_EQ(shared.tiles, 116);
+  EXPECT_GT(shared.slices, full.slices);
+  problem.heads_kv = 16;
+  const QuerySplit last = split(16384, true, true);
+  EXPECT_EQ(last.tiles, 132);
+  EXPECT_EQ(last.slices, 5);
+  EXPECT_EQ(split(16384, true).tiles, 0);  // the longest come first
+  EXPECT_EQ(split(2048).tiles, 0);         // 256 key tiles: two for each SM but eight
+}
+
+TEST(BackwardSm90, what_slices_add_to_is_zeroed_and_inside_the_workspace) {
+  AttentionProblem problem = args_for(64, 64, false).problem;
+  problem.seq_q = problem.seq_k = 1100;
+  std::vector<char> workspace(1);
+  for (const int turns : {0, 1}) {
+    constexpr std::int64_t kKeys = 9 * 128;
+    const BackwardBuffers with = backward_buffers(problem, 64, 0, turns, kKeys, workspace.data());
+    const auto at = [&](const void* place) { return static_cast<const char*>(place) - workspace.data(); };
+    const std::int64_t sums = at(with.slice_sums), added = at(with.slices_added), zeroed = at(with.zeroed);
+    EXPECT_EQ(sums % 16, 0);
+    EXPECT_GE(sums, zeroed);
+    if (turns > 0) EXPECT_GE(sums, at(with.turns) + ceil_div(problem.seq_q, 64) * problem.batch * problem.heads_q * 4);
+    EXPECT_EQ(added, sums + kKeys * (problem.dim_qk + problem.dim_v) * 4);
+    EXPECT_EQ(zeroed + with.zeroed_bytes, added + kKeys / 16 * 4);
+    EXPECT_LE(zeroed + with.zeroed_bytes, backward_bytes(problem, 64, 0, turns, kKeys));
+    EXPECT_EQ(backward_buffers(problem, 64, 0, turns, 0, workspace.data()).slice_sums, nullptr);
+  }
+}
+
 TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v) {
   struct Expected {
     int dim, accumulators, kept_k_steps;
@@ -321,7 +423,8 @@ TEST(BackwardSm90, registers_go_to_a_second_accumulator_then_to_k_and_then_to_v)
   EXPECT_FALSE(backward_sm90_configs(DType::kBFloat16, 128, 128, true, true, 4096).front().keeps_p);
 }
 
-// A turn that no CTA takes, or that two take, would make the others wait for ever.
+// A turn that no CTA takes, or that two take, would make the others wait for ever, and so would one that a slice of a divided
+// key tile takes too late.
 TEST(BackwardSm90, the_key_tiles_of_a_query_tile_take_turns_in_the_order_in_which_they_are_scheduled) {
   constexpr int kBlockQ = 64;
   const int cases[][3] = {{1, 1, 128},     {64, 128, 128}, {65, 200, 128}, {300, 900, 128}, {900, 300, 128},
@@ -333,26 +436,32 @@ TEST(BackwardSm90, the_key_tiles_of_a_query_tile_take_turns_in_the_order_in_whic
       const auto edge = [](std::int64_t window) { return window < 0 ? kUnbounded : static_cast<int>(window); };
       const Band band{edge(mask.window_left), mask.causal ? 0 : edge(mask.window_right), mask.bottom_right, 0};
       const int offset = band.position_offset(len_q, len_k);
-      std::map<int, std::vector<unsigned>> turns;  // of a query tile, in scheduling order
-      std::map<int, std::vector<TurnEnds>> ends;   // likewise
       const int k_tiles = (len_k + block_k - 1) / block_k;
-      for (int cta = 0; cta < k_tiles; ++cta) {
-        const int tile = comes_in_reverse(band) ? k_tiles - 1 - cta : cta;
-        const int last_k = std::min((tile + 1) * block_k, len_k) - 1;
-        const QueryTiles tiles = query_tiles(band, offset, tile * block_k, last_k, len_q, kBlockQ);
-        for (int i = 0; i < tiles.count; ++i) {
-          const int query_tile = tiles.first + i;
-          turns[query_tile].push_back(turn_of(band, offset, tile, query_tile, len_q, len_k, kBlockQ, block_k));
-          ends[query_tile].push_back(
-              turn_ends(band, offset, tile * block_k, query_tile, len_q, len_k, kBlockQ, block_k));
+      for (const unsigned slices : {1U, 2U, 3U, 7U}) {
+        if (slices > 1 && mask.window_left >= 0) continue;  // not divided
+        const auto whole = static_cast<unsigned>(k_tiles / 3), divided = static_cast<unsigned>(k_tiles) - whole;
+        const QuerySlices all{whole, divisor(divided), slices, nullptr, nullptr};
+        std::map<int, std::vector<unsigned>> turns;  // of a query tile, in scheduling order
+        std::map<int, std::vector<TurnEnds>> ends;   // likewise
+        for (unsigned cta = 0; cta < whole + divided * slices; ++cta) {
+          const QuerySlice own = query_slice(all, cta);
+          const int item = static_cast<int>(own.item), tile = comes_in_reverse(band) ? k_tiles - 1 - item : item;
+          const int last_k = std::min((tile + 1) * block_k, len_k) - 1;
+          const QueryTiles tiles = own.of(query_tiles(band, offset, tile * block_k, last_k, len_q, kBlockQ), all);
+          for (int i = 0; i < tiles.count; ++i) {
+            const int query_tile = tiles.first + i;
+            turns[query_tile].push_back(turn_of(band, offset, tile, query_tile, len_q, len_k, kBlockQ, block_k));
+            ends[query_tile].push_back(
+                turn_ends(band, offset, tile * block_k, query_tile, len_q, len_k, kBlockQ, block_k));
+          }
         }
-      }
-      for (const auto& [query_tile, list] : turns) {
-        for (unsigned i = 0; i < list.size(); ++i) {
-          ASSERT_EQ(list[i], i) << len_q << ", " << len_k << ", query tile " << query_tile;
-          ASSERT_EQ(ends[query_tile][i].first, i == 0) << len_q << ", " << len_k << ", query tile " << query_tile;
-          ASSERT_EQ(ends[query_tile][i].last, i + 1 == list.size())
-              << len_q << ", " << len_k << ", query tile " << query_tile;
+        for (const auto& [query_tile, list] : turns) {
+          for (unsigned i = 0; i < list.size(); ++i) {
+            ASSERT_EQ(list[i], i) << len_q << ", " << len_k << ", query tile " << query_tile;
+            ASSERT_EQ(ends[query_tile][i].first, i == 0) << len_q << ", " << len_k << ", query tile " << query_tile;
+            ASSERT_EQ(ends[query_tile][i].last, i + 1 == list.size())
+                << len_q << ", " << len_k << ", query tile " << query_tile;
+          }
         }
       }
     }

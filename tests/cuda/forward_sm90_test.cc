@@ -260,6 +260,47 @@ TEST(ForwardSm90, consumers_split_a_tile_if_few_queries_see_many_keys) {
   }
 }
 
+TEST(ForwardSm90, keys_of_one_tile_stay_if_many_query_tiles_share_them) {
+  AttentionProblem problem = args_for(64, false).problem;
+  problem.batch = 64;
+  problem.heads_q = problem.heads_kv = 8;
+  problem.seq_q = 564;
+  problem.seq_k = 64;
+  problem.scale = 0.125f;
+  const auto keys_that_stay = [](const AttentionProblem& p) {  // of a tile, 0: they are loaded for every query tile
+    const auto config =
+        engine::from_main<AttentionForwardSm90Config>(selected(p, "sm_90a").candidates.front().offer.config);
+    if (!config || !config->few_keys) return 0;
+    EXPECT_LE(config->ctas_per_sm * (forward_sm90_layout(*config).bytes + 1024), limits_of(90).shared_memory_per_block);
+    EXPECT_GE(65536 / (config->ctas_per_sm * threads_of(*config)), 96) << "registers";
+    return config->block_k;
+  };
+  EXPECT_EQ(keys_that_stay(problem), 64);
+  const auto changed = [&](const auto& change) {
+    AttentionProblem p = problem;
+    change(p);
+    return keys_that_stay(p);
+  };
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.seq_k = 17; }), 32);
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.heads_kv = 2; }), 64);
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.dim_qk = p.dim_v = 40; }), 64);
+  EXPECT_EQ(changed([](AttentionProblem& p) {
+              p.causal = true;
+              p.alignment = Alignment::kBottomRight;
+            }),
+            64);
+  EXPECT_EQ(changed([](AttentionProblem& p) {
+              p.varlen = true;
+              p.total_q = 64 * 500;
+              p.total_k = 64 * 60;
+            }),
+            64);
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.seq_k = 65; }), 0);
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.seq_q = 128; }), 0) << "nothing to keep them for";
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.dim_v = 72; }), 0);
+  EXPECT_EQ(changed([](AttentionProblem& p) { p.softcap = 30.0f; }), 0);
+}
+
 TEST(ForwardSm90, partial_results_of_an_intra_cta_split_lie_between_the_tiles_and_the_barriers) {
   for (const int dim : {64, 80, 128}) {
     const auto config = forward_sm90_configs(DType::kBFloat16, dim, dim, true, false).back();

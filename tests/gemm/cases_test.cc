@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "engine/select.h"
 #include "gemm/check.h"
+#include "gemm/dense_sm90_config.h"
 #include "gemm/family.h"
 #include "verify/gemm/buffers.h"
 
@@ -52,6 +55,38 @@ TEST(GemmSuites, flops_and_bytes_of_a_case_done_by_hand) {
   p.gated = p.bias = p.residual = true;
   EXPECT_EQ(c.flops(), 4.0 * 3 * 5 * 7);
   EXPECT_EQ(c.bytes(), 2.0 * (3 * 7 + 2 * 5 * 7) + 2.0 * 2 * 5 + 2 * 4.0 * 15);
+}
+
+// What the kernel for Hopper does with one tile and not with another is run, and can be broken, on some case.
+TEST(GemmSuites, full_has_every_kind_of_tile_on_hopper) {
+  const engine::Device device = *engine::cuda_device("sm_90a");
+  const auto* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  std::map<std::string, std::string> met;  // and a case that has it
+  for (const Case& c : suite("full")) {
+    if (c.problem.dtype != DType::kBFloat16 || sm90->refuses(c.problem, device)) continue;
+    const engine::Config config = sm90->offers(c.problem, device).front().config;
+    const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+    ASSERT_TRUE(main) << c.name;
+    const engine::Fields* reduce = engine::fields_of_step(config, "reduce");
+    const auto has = [&](bool it_does, const std::string& what) {
+      if (it_does) met[what] = c.name;
+    };
+    has(main->strided != kStridedK,
+        std::to_string(main->block_m) + (main->ping_pong ? " rows, ping-pong" : " rows, cooperative"));
+    has(main->shares_a, "shared A");
+    has(gemm_sm90::shares_b(*main), "shared B");
+    has(main->cluster == 1, "one CTA");
+    has(main->strided == kStridedM, std::string("strided rows") + (main->edges ? ", edges" : ""));
+    has(main->strided == kStridedK, "strided terms, " + std::to_string(main->block_m) + " rows");
+    has(!main->tma_store, "stored by threads");
+    has(reduce != nullptr && std::get<bool>(reduce->back().value), "transposed product");
+    has(engine::fields_of_step(config, "rest") != nullptr, "rest");
+  }
+  for (const char* what : {"64 rows, ping-pong", "128 rows, ping-pong", "128 rows, cooperative", "shared A", "shared B",
+                           "one CTA", "strided rows", "strided rows, edges", "strided terms, 128 rows",
+                           "strided terms, 256 rows", "stored by threads", "transposed product", "rest"}) {
+    EXPECT_TRUE(met.contains(what)) << what;
+  }
 }
 
 // The suite has every transposition, activation, layout and epilogue, in both types that GPUs take.

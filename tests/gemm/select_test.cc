@@ -172,6 +172,44 @@ TEST(Choice, the_rows_of_a_last_round_may_have_smaller_tiles) {
   EXPECT_GT(found, 0);
 }
 
+// The fastest of all tiles that were measured on an H200, or within 1 % of it: docs/kernels/gemm_dense_sm90.md.
+TEST(Choice, is_the_fastest_tile_that_was_measured) {
+  const engine::Device device = gpu("sm_90a");
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  struct Measured {
+    std::int64_t m, n, k;
+    const char* how;
+    int block_m, block_n;
+    bool ping_pong;
+  };
+  for (const Measured& of :
+       {Measured{36096, 512, 1408, "", 128, 128, true},    Measured{36096, 512, 1376, "", 128, 128, true},
+        Measured{36096, 512, 512, "", 128, 128, true},     Measured{36096, 512, 2048, "", 128, 128, true},
+        Measured{36096, 1408, 512, "", 128, 176, true},    Measured{36096, 1408, 512, "b", 128, 128, true},
+        Measured{36096, 512, 1408, "b", 128, 128, true},   Measured{36096, 512, 1408, "r", 128, 128, true},
+        Measured{36096, 1408, 512, "bg", 128, 128, true},  Measured{36096, 1408, 512, "p", 128, 128, true},
+        Measured{8192, 512, 4096, "", 128, 256, false},    Measured{4096, 4096, 4096, "", 128, 256, false},
+        Measured{8192, 8192, 8192, "", 128, 192, true},    Measured{1408, 512, 36096, "ab", 128, 256, false},
+        Measured{512, 512, 36096, "ab", 128, 128, false},  Measured{36096, 1365, 512, "b", 128, 192, true},
+        Measured{36096, 1365, 512, "", 128, 176, true},    Measured{36096, 512, 1365, "", 128, 128, true},
+        Measured{1536, 512, 36096, "ab", 128, 256, false}, Measured{64, 11008, 4096, "", 64, 128, true}}) {
+    const std::string how = of.how;
+    const auto has = [&](char c) { return how.find(c) != std::string::npos; };
+    GemmProblem p = product_of(of.m, of.n, of.k);
+    p.a_transposed = has('a');
+    p.b_transposed = has('b');
+    p.residual = has('r');
+    p.gradient = has('g');
+    p.preactivation = has('p');
+    if (p.gradient || p.preactivation) p.activation = kSilu;
+    const engine::Config config = sm90->offers(p, device).front().config;
+    const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+    ASSERT_TRUE(main);
+    EXPECT_TRUE(main->block_m == of.block_m && main->block_n == of.block_n && main->ping_pong == of.ping_pong)
+        << of.m << " x " << of.n << ", K " << of.k << " " << how << ": " << text_of(config);
+  }
+}
+
 // Of 132 multiprocessors, 16 tiles times eight groups of terms use 128. No group is divided, and each is written once.
 TEST(Choice, groups_of_strided_terms_are_parts_of_k_if_so_many_tiles_fill_the_gpu) {
   const engine::Device device = gpu("sm_90a");
@@ -212,6 +250,21 @@ TEST(Plans, cover_aligned_tensors_if_made_for_unaligned_ones_and_not_the_reverse
   EXPECT_TRUE(GemmFamily::covers(unaligned, aligned));
   EXPECT_FALSE(GemmFamily::covers(aligned, unaligned));
   EXPECT_NE(GemmFamily::difference(aligned, unaligned), "");
+}
+
+// A cluster's two row tiles are more often half empty, which costs more than sharing B saves.
+TEST(Choice, ragged_rows_have_no_clusters) {
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  for (const std::int64_t groups : {8, 16, 64}) {
+    GemmProblem p = product_of(16384, 1408, 2048);
+    p.op = GemmOp::kGrouped;
+    p.grouping = kRaggedRows;
+    p.groups = groups;
+    const engine::Config config = sm90->offers(p, gpu("sm_90a")).front().config;
+    const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+    ASSERT_TRUE(main);
+    EXPECT_EQ(main->cluster, 1) << text_of(config);
+  }
 }
 
 TEST(Choice, groups_have_the_same_kernels_and_are_part_of_what_a_plan_is_for) {

@@ -42,6 +42,33 @@ TEST(Suites, names_are_unique_and_problems_are_those_of_their_tensors) {
   }
 }
 
+// Losses of rounded hidden values and parameters lie around the exact ones as the oracle expects.
+TEST(Oracle, knows_what_rounding_does_to_a_loss) {
+  double squares = 0, most = 0;
+  constexpr int kCases = 300;
+  for (int seed = 1; seed <= kCases; ++seed) {
+    Case c;
+    LossProblem& p = c.problem;
+    p.dtype = DType::kBFloat16;
+    p.reduction = Reduction::kNone;
+    p.rows = 1;
+    p.components = 5;
+    p.mlp.k = 30 + seed % 50;
+    p.mlp.hidden = 20 + seed % 70;
+    c.seed = static_cast<std::uint64_t>(seed);
+    complete(c);
+    const Inputs in = make_inputs(c);
+    const double rounded = plain(p, in).out.data[0];
+    const loss::Outputs exact = expected(p, in);
+    ASSERT_EQ(exact.out.row_noise.size(), 1U);
+    const double error = std::abs(rounded - exact.out.data[0]) / exact.out.row_noise[0];
+    squares += error * error;
+    most = std::max(most, error);
+  }
+  EXPECT_NEAR(std::sqrt(squares / kCases), 1, 0.1);
+  EXPECT_LT(most, 4);
+}
+
 // Two rows, one hidden column that is twice x, and one component of logit 0, mu = hidden and log sigma 0.
 struct Small {
   std::vector<float> x{1, 2}, up{2}, down{0, 1, 0}, target{2, 5}, out{-1, -1}, dparams{-1, -1, -1, -1, -1, -1};

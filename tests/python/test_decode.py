@@ -359,8 +359,8 @@ def test_the_operators_pass_opcheck(device, dtype):
     case = Case([24, 9], device, dtype, new=2, rotary=32, leftpad=[0, 2])
     status = int32([0, 0], device)
     appended = (case.k_new, case.v_new, case.cos, case.sin, None, status)
-    opcheck(torch.ops.tessera.decode_append.default, (*arguments(case), *appended, *PLAIN))
-    opcheck(torch.ops.tessera.decode_append.default, (*arguments(case), *(None,) * 5, status, *PLAIN))
+    opcheck(torch.ops.tessera.decode_append.default, (*arguments(case), *appended, None, None, *PLAIN))
+    opcheck(torch.ops.tessera.decode_append.default, (*arguments(case), *(None,) * 5, status, None, None, *PLAIN))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -400,19 +400,25 @@ def test_appends_refuse_vmap_and_tangents(device, dtype):
 
 
 @cuda
+@pytest.mark.parametrize("e4m3", [False, True])
 @pytest.mark.parametrize("page", [0, 16])
-def test_a_graph_captured_at_length_1_replays_with_appends(page):
+def test_a_graph_captured_at_length_1_replays_with_appends(page, e4m3):
     length, dtype = 1200, torch.bfloat16
     q, k, v = tensors((2, length, 8, 64), (2, length, 2, 64), (2, length, 2, 64), device="cuda", dtype=dtype)
     shape = (2, 1216, 2, 64) if not page else (2 * 1216 // page, page, 2, 64)
     table = torch.randperm(shape[0]).view(2, -1).int().cuda() if page else None
     caches = tensors(shape, shape, device="cuda", dtype=dtype)
     lengths = int32([0, 0], "cuda")
+    scales = {}
+    if e4m3:  # each append writes the scales of its tokens
+        k, v = (rounded_by_token(t).to(dtype) for t in (k, v))
+        caches = [c.to(torch.float8_e4m3fn) for c in caches]
+        scales = {name: torch.full((shape[0], 2, shape[1]), float("nan"), device="cuda") for name in ("k_scale", "v_scale")}
     rows = [t[:, :1].clone() for t in (q, k, v)]
 
     def step():
         out = tessera.decode(
-            rows[0], *caches, k_new=rows[1], v_new=rows[2], cache_seqlens=lengths, page_table=table
+            rows[0], *caches, k_new=rows[1], v_new=rows[2], cache_seqlens=lengths, page_table=table, **scales
         )
         lengths.add_(1)
         return out
@@ -512,6 +518,106 @@ def test_decode_of_an_e4m3_cache_compiles(device):
     assert torch.equal(compiled(q, *caches, **given), expected)
 
 
+def token_scaled_cache(device, batch=3, capacity=40, heads=2, dim=64, page=0):
+    """e4m3_cache with scales beside the keys, powers of two: [batch, heads, capacity], or [pages, heads, page]."""
+    values, caches, scales = [], [], []
+    for _ in range(2):
+        x = torch.randn(batch, capacity, heads, dim, device=device) * torch.logspace(-3, 3, capacity, device=device)[:, None, None]
+        scale = token_scales(x)
+        caches.append((x / scale[..., None]).to(torch.float8_e4m3fn))
+        values.append(caches[-1].float() * scale[..., None])
+        if page:
+            caches[-1] = caches[-1].reshape(-1, page, heads, dim)
+            scale = scale.reshape(-1, page, heads)
+        scales.append(scale.transpose(1, 2).contiguous())
+    return values, caches, scales
+
+
+def token_scales(x):
+    """The least powers of two that bring rows into float8_e4m3fn's range."""
+    return torch.exp2(torch.ceil(torch.log2(x.double().abs().amax(-1) / 448))).float()
+
+
+def rounded_by_token(x):
+    scale = token_scales(x)[..., None]
+    return (x / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+@pytest.mark.parametrize("page", [0, 8])
+def test_a_cache_with_scales_per_token_gives_the_attention_of_its_values(device, page):
+    torch.manual_seed(5)
+    (k, v), caches, (k_scale, v_scale) = token_scaled_cache(device, page=page)
+    q = torch.randn(3, 2, 4, 64, device=device, dtype=torch.bfloat16) / 8
+    lengths = [40, 1, 17]
+    table = int32(range(15), device).view(3, 5) if page else None
+    given = dict(cache_seqlens=int32(lengths, device), page_table=table, k_scale=k_scale, v_scale=v_scale)
+    out = tessera.decode(q, *caches, **given)
+    for b, length in enumerate(lengths):
+        expected = tessera.attention(
+            q[b : b + 1].float().cpu(), k[b : b + 1, :length].cpu(), v[b : b + 1, :length].cpu(), causal="bottom_right"
+        )
+        largest = expected.abs().max()
+        torch.testing.assert_close(out[b : b + 1].float().cpu() / largest, expected / largest, atol=1e-2, rtol=1e-2)
+    assert "scales per token" in tessera.explain(q, *caches, op="decode", causal=True, **given)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_append_writes_the_scales_of_its_tokens(device, compiled):
+    torch.manual_seed(6)
+    torch.compiler.reset()
+    _, caches, scales = token_scaled_cache(device)
+    before = [(c.clone(), s.clone()) for c, s in zip(caches, scales)]
+    q, *new = (torch.randn(3, 1, heads, 64, device=device, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    lengths = int32([39, 0, 17], device)
+    run = torch.compile(tessera.decode, fullgraph=True, backend="aot_eager") if compiled else tessera.decode
+    given = dict(k_scale=scales[0], v_scale=scales[1])
+    out = run(q, *caches, cache_seqlens=lengths, k_new=new[0], v_new=new[1], **given)
+    for cache, scale, (old, old_scale), x in zip(caches, scales, before, new):
+        by = token_scales(x)[:, 0]
+        for b, length in enumerate(lengths.tolist()):
+            old[b, length] = (x[b, 0].float() / by[b, :, None]).to(torch.float8_e4m3fn)
+            old_scale[b, :, length] = by[b]
+        assert torch.equal(cache.view(torch.uint8), old.view(torch.uint8))
+        assert torch.equal(scale, old_scale)
+    torch.testing.assert_close(tessera.decode(q, *caches, cache_seqlens=lengths + 1, **given), out, atol=1e-2, rtol=1e-2)
+
+
+def test_scales_per_page_are_read_by_an_append(device):
+    torch.manual_seed(7)
+    _, caches, _ = e4m3_cache(device, torch.bfloat16, page=8)
+    scales = [torch.exp2(torch.randint(-8, -4, (15, 2, 1), device=device).float()) for _ in range(2)]
+    before = [s.clone() for s in scales]
+    q, *new = (torch.randn(3, 1, heads, 64, device=device, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    table, lengths = int32(range(15), device).view(3, 5), int32([39, 0, 17], device)
+    given = dict(page_table=table, k_scale=scales[0], v_scale=scales[1])
+    out = tessera.decode(q, *caches, cache_seqlens=lengths, k_new=new[0], v_new=new[1], **given)
+    assert all(torch.equal(a, b) for a, b in zip(scales, before))
+    for cache, scale, x in zip(caches, scales, new):
+        for b, length in enumerate(lengths.tolist()):
+            page = table[b, length // 8]
+            rounded = (x[b, 0].float() / scale[page]).clamp(-448, 448).to(torch.float8_e4m3fn)
+            assert torch.equal(cache[page, length % 8].view(torch.uint8), rounded.view(torch.uint8))
+    # The same values with scales per token.
+    wide = [s.expand(15, 2, 8).contiguous() for s in scales]
+    again = tessera.decode(q, *caches, cache_seqlens=lengths + 1, page_table=table, k_scale=wide[0], v_scale=wide[1])
+    torch.testing.assert_close(again, out, atol=1e-2, rtol=1e-2)
+
+
+def test_scales_beside_the_keys_have_their_shape(device):
+    _, caches, scales = token_scaled_cache(device)
+    q = torch.randn(3, 1, 4, 64, device=device, dtype=torch.bfloat16)
+    with pytest.raises(tessera.Error, match=r"v_scale is \[1, 1\]; both have scales of heads, of pages or of tokens"):
+        tessera.decode(q, *caches, k_scale=scales[0], v_scale=torch.ones(1, 1, device=device))
+    with pytest.raises(tessera.Error, match="v_scale is null; e4m3 needs it"):
+        tessera.decode(q, *caches, k_scale=scales[0])
+    with pytest.raises(tessera.Error, match=r"k_scale is \[3, 2, 1\]; 40 scales for the keys are accepted"):
+        tessera.decode(q, *caches, k_scale=scales[0][..., :1], v_scale=scales[1][..., :1])
+    with pytest.raises(tessera.Error, match="k_scale has heads = 1, but k gives 2"):
+        tessera.decode(q, *caches, k_scale=scales[0][:, :1], v_scale=scales[1])
+    with pytest.raises(tessera.Error, match="k_scale has 1 dims"):
+        tessera.decode(q, *caches, k_scale=scales[0][0, 0], v_scale=scales[1][0, 0])
+
+
 def test_flash_attn_interface_reads_a_cache_of_e4m3(device):
     from tessera.flash_attn_interface import flash_attn_with_kvcache
 
@@ -523,6 +629,12 @@ def test_flash_attn_interface_reads_a_cache_of_e4m3(device):
     )
     expected = tessera.decode(q, *caches, cache_seqlens=lengths, causal=False, k_scale=scales[0], v_scale=scales[1])
     assert torch.equal(out, expected)
+    _, token_caches, token_scale = token_scaled_cache(device)
+    given = dict(k_descale=token_scale[0], v_descale=token_scale[1])
+    expected = tessera.decode(
+        q, *token_caches, cache_seqlens=lengths, causal=False, k_scale=token_scale[0], v_scale=token_scale[1]
+    )
+    assert torch.equal(flash_attn_with_kvcache(q, *token_caches, cache_seqlens=lengths, **given), expected)
     plain = flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, causal=True)
     ones = torch.ones(1, 1, device=device)
     assert torch.equal(plain, tessera.decode(q, *caches, cache_seqlens=lengths, k_scale=ones, v_scale=ones))

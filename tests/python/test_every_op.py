@@ -95,6 +95,21 @@ def test_vmap_raises(name):
         torch.vmap(OPS[name][0])(*inputs)
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_batched_gradients_are_right_or_refused(name):
+    function, inputs = OPS[name][0], inputs_of(name, grad=True)
+    out = function(*inputs)
+    douts = torch.randn(2, *out.shape)
+    try:
+        got = torch.autograd.grad(out, inputs, douts, is_grads_batched=True, retain_graph=True)
+    except RuntimeError as error:
+        assert "batched gradient" in str(error) or "Batching rule" in str(error)
+        return
+    for i, dout in enumerate(douts):
+        for a, b in zip(got, torch.autograd.grad(out, inputs, dout, retain_graph=True)):
+            torch.testing.assert_close(a[i], b)
+
+
 @pytest.mark.parametrize("name", AUTOCAST)
 def test_autocast_casts_to_its_type(name):
     function, inputs = OPS[name][0], inputs_of(name, grad=True)

@@ -172,6 +172,23 @@ def test_gradients_of_ragged_groups_are_those_of_pytorch(activation):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", (False, True))
+def test_rows_of_no_group_have_a_gradient_of_zero(compiled, monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # with NaN
+    x, weight, bias, offsets = grouped()
+    given = [t.requires_grad_() for t in (x, weight, bias)]
+    function = torch.compile(tessera.grouped_linear, backend="aot_eager") if compiled else tessera.grouped_linear
+    torch.use_deterministic_algorithms(True)
+    try:
+        out = function(x, weight, offsets.clamp(max=31), bias, activation="silu")
+        own = torch.autograd.grad(out[:31].sum(), given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    reference = torch.autograd.grad(each_group(x, weight, bias, "silu")[:31].sum(), given)
+    for mine, theirs in zip(own, reference):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("shared", (False, True))
 def test_without_offsets_every_group_has_all_rows(shared):
     _, weight, bias, _ = grouped()
@@ -282,6 +299,16 @@ def test_mlp_computes_only_the_gradients_that_are_needed():
     torch.testing.assert_close(
         down.grad, torch.autograd.grad(plain_mlp("silu", **given).sum(), down)[0], rtol=1e-4, atol=1e-5
     )
+
+
+def test_what_recomputes_gives_the_same_bits_with_and_without_gradients():
+    """Else a gated one rounds what it keeps before it multiplies."""
+    x, up, gate, down = (torch.randn(shape).bfloat16() for shape in ((9, 16), (21, 16), (21, 16), (16, 21)))
+    leaf = x.clone().requires_grad_()
+    assert torch.equal(tessera.mlp(leaf, up, down, gate, recompute=True), tessera.mlp(x, up, down, gate))
+    experts = [t[None] for t in (up, down, gate)]
+    trained = tessera.moe(leaf, x[:, :1], *experts, top_k=1, recompute=True)
+    assert torch.equal(trained, tessera.moe(x, x[:, :1], *experts, top_k=1))
 
 
 def test_errors_of_mlp_name_the_argument():

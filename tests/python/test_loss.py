@@ -71,6 +71,8 @@ def test_errors_name_the_argument():
         tessera.gmm_nll(params, target, "max")
     with pytest.raises(tessera.Error, match="target"):
         tessera.gmm_nll(params, target[:-1])
+    with pytest.raises(tessera.Error, match="params has 0 components"):
+        tessera.gmm_nll(params[..., :0, :], target)
     with pytest.raises(tessera.Error, match="params has size 2 in dim 2"):
         tessera.gmm_nll(params[..., :2].contiguous(), target)
     with pytest.raises(tessera.Error, match="no gradient for target"):

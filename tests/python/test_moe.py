@@ -86,6 +86,13 @@ def test_moe_takes_experts_that_were_chosen_elsewhere_and_skips_those_that_there
     )
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bool))
+def test_chosen_experts_must_be_integers(dtype):
+    given = moe_tensors() | {"logits": None}
+    with pytest.raises(tessera.Error, match=f"experts is {dtype}; integers are accepted"):
+        tessera.moe(**given, experts=torch.zeros(24, 3, dtype=dtype), weights=torch.rand(24, 3))
+
+
 def test_ties_go_to_the_lowest_expert():
     given = moe_tensors()
     given["logits"] = torch.zeros_like(given["logits"])
@@ -136,8 +143,9 @@ def test_errors_of_moe_name_the_argument():
     given = moe_tensors()
     with pytest.raises(tessera.Error, match="top_k is None"):
         tessera.moe(**given)
-    with pytest.raises(tessera.Error, match="top_k is 7"):
-        tessera.moe(**given, top_k=7)
+    for top_k in (0, -1, 7, 10**30):
+        with pytest.raises(tessera.Error, match=f"top_k is {top_k}; 1 to the number of experts is accepted, which is {E}"):
+            tessera.moe(**given, top_k=top_k)
     with pytest.raises(tessera.Error, match="either logits"):
         tessera.moe(**{**given, "logits": None}, top_k=2)
     with pytest.raises(tessera.Error, match="down is"):
@@ -152,6 +160,8 @@ def test_errors_of_moe_name_the_argument():
         tessera.moe(**given, weights=torch.rand(2, 3, 2), top_k=3)
     with pytest.raises(tessera.Error, match=r"weights is \[2, 6\]"):
         tessera.moe(**given, weights=torch.rand(2, 6))
+    with pytest.raises(tessera.Error, match=f"top_k is 0; 1 to the number of experts is accepted, which is {E}"):
+        tessera.moe(**{**given, "experts": given["experts"][..., :0]}, weights=torch.rand(2, 3, 0))
 
 
 @pytest.mark.parametrize("gated", [False, True])

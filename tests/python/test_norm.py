@@ -1,5 +1,8 @@
 """tessera.rms_norm, layer_norm and rotary: values against fp64, gradients, fake tensors and torch.compile."""
 
+import itertools
+import re
+
 import pytest
 import torch
 
@@ -125,8 +128,11 @@ def test_errors_name_the_argument():
         tessera.rotary(torch.randn(1, 3, 1, 8), torch.ones(2, 4), torch.ones(2, 4))
     with pytest.raises(tessera.Error, match="positions is torch.float32; integers are accepted"):
         tessera.rotary(torch.randn(1, 3, 1, 8), positions=torch.arange(3) / 2)
-    with pytest.raises(tessera.Error, match="eps is None"):
-        tessera.rms_norm(x, eps=None)
+    for norm, eps in itertools.product((tessera.rms_norm, tessera.layer_norm), (None, "a", [1e-5])):
+        with pytest.raises(tessera.Error, match=rf"eps is {re.escape(repr(eps))}; a number is accepted"):
+            norm(x, eps=eps)
+    with pytest.raises(tessera.Error, match="eps is a torch.Tensor; a number is expected"):
+        tessera.rms_norm(x, eps=torch.tensor(1e-5))
 
 
 def test_positions_may_be_too_large_for_int32():

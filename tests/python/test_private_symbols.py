@@ -3,6 +3,7 @@
 If a newer PyTorch fails here, the package still works with it, through a fallback that is slower.
 """
 
+import ctypes
 import types
 
 import pytest
@@ -154,13 +155,63 @@ def test_a_compiled_model_without_assert_async_refuses_what_may_be_packed(monkey
         transformers._assert_unpacked(torch.tensor(True))
 
 
-def test_dlpack_exchange_table_or_attributes(device, dtype):
-    has_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-    assert _ops._set_up() == has_table
-    if VERSION >= (2, 10):
-        assert has_table
-    try:
-        assert _ops._set_up(dlpack=False) is False
-        check_forward_and_backward(device, dtype)
-    finally:
-        _ops._set_up()
+# DLPack's C exchange table is public; PyTorch has one from 2.10 on. Without it, tensors are read by their attributes.
+TABLE = "__dlpack_c_exchange_api__"
+CAPSULE = b"dlpack_exchange_api"
+
+
+def table_words():
+    """PyTorch's table: version (major in the lower half), the table of an older version, five functions."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return list((ctypes.c_uint64 * 7).from_address(pointer(getattr(torch.Tensor, TABLE), CAPSULE)))
+
+
+def capsule_of(table, name=CAPSULE):
+    """table must outlive it."""
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return make(ctypes.addressof(table), name, None)
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """monkeypatch, after whose changes the package is set up again."""
+    yield monkeypatch
+    monkeypatch.undo()
+    _ops._set_up()
+
+
+def test_the_versions_that_have_the_exchange_table():
+    assert hasattr(torch.Tensor, TABLE) == _ops._set_up() == (VERSION >= (2, 10))
+
+
+def test_forward_and_backward_without_the_exchange_table(patched, device, dtype):
+    patched.delattr(torch.Tensor, TABLE, raising=False)
+    assert _ops._set_up() is False
+    check_forward_and_backward(device, dtype)
+
+
+@pytest.mark.skipif(VERSION < (2, 10), reason="PyTorch has no exchange table")
+def test_an_exchange_table_that_is_not_what_is_expected_is_not_used(patched, device):
+    version, _, *functions = table_words()
+    kept = []
+
+    def uses(version=version, older=0, functions=functions, name=CAPSULE):
+        kept.append((ctypes.c_uint64 * 7)(version, older, *functions))
+        patched.setattr(torch.Tensor, TABLE, capsule_of(kept[-1], name))
+        used = _ops._set_up()
+        check_forward_and_backward(device, torch.bfloat16)
+        return used
+
+    newer = version + 99  # a major version of DLPack that there is not
+    assert uses()
+    assert uses(newer, older=ctypes.addressof(kept[0]))
+    assert not uses(newer)
+    assert not uses(functions=[*functions[:3], 0, functions[4]])  # no borrowed export
+    assert not uses(functions=[*functions[:4], 0])  # no current stream
+    assert not uses(name=b"another")
+    patched.setattr(torch.Tensor, TABLE, ctypes.addressof(kept[0]))  # no capsule
+    assert _ops._set_up() is False
+    patched.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))  # to which another package gave a table
+    assert not uses()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tessera.bench import products as bench
+from tessera.bench.__main__ import main as bench_main
 
 TINY = bench.Sizes(16, 24, 16, 13, 16, (8, 16, 24), (12, 3), ((10, 4, 2, 16, 24),), (8, 16, 40), (6, 32), (5, 2, 16))
 
@@ -72,3 +73,14 @@ def test_the_docs_have_the_table_of_the_results():
     root = pathlib.Path(__file__).resolve().parents[2]
     cases = json.loads((root / "results" / "h200" / "products.json").read_text())["cases"]
     assert bench.table(cases) in (root / "docs" / "products.md").read_text()
+
+
+def test_a_command_writes_the_table_of_the_results_into_the_page(tmp_path):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    results, page = root / "results" / "h200" / "products.json", tmp_path / "products.md"
+    text = (root / "docs" / "products.md").read_text()
+    page.write_text(text.replace("| TFLOP/s |", "| an older unit |", 3))
+    assert bench_main(["--table", str(results), str(page)]) == 0
+    assert page.read_text() == text
+    page.write_text("No table here.")
+    assert bench_main(["--table", str(results), str(page)]) == 2 and page.read_text() == "No table here."

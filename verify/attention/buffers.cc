@@ -122,6 +122,10 @@ void Buffers::set_append() {
     set(v_new_, in.v_new, p.dtype, case_.layout, 4, false);
     k_.update_in_place();
     v_.update_in_place();
+    if (p.cache_scales == CacheScales::kPerToken) {
+      k_scale_.update_in_place();
+      v_scale_.update_in_place();
+    }
   }
   if (p.rotary_dim > 0) {
     const Layout rows = case_.layout == Layout::kHeadsMajor ? Layout::kCompact : case_.layout;
@@ -174,6 +178,8 @@ void Buffers::fill_args() {
   if (p.rotates) a.flags |= TESSERA_FP8_ROTATE;
   if (p.residuals) a.flags |= TESSERA_FP8_RESIDUAL;
   if (p.fp8_fast) a.flags |= TESSERA_FP8_FAST;
+  if (p.cache_scales == CacheScales::kPerPage) a.flags |= TESSERA_SCALE_PER_PAGE;
+  if (p.cache_scales == CacheScales::kPerToken) a.flags |= TESSERA_SCALE_PER_TOKEN;
   if (p.op != AttentionOp::kDecode) {
     a.alignment = p.alignment == Alignment::kBottomRight ? TESSERA_ALIGN_BOTTOM_RIGHT : TESSERA_ALIGN_TOP_LEFT;
   }
@@ -260,9 +266,19 @@ oracle::Outputs Buffers::results(const oracle::Outputs& expected) const {
 std::string Buffers::cache_damage(const oracle::Outputs& expected) const {
   const AttentionProblem& p = case_.problem;
   if (p.seq_new > 0) {
-    for (const auto& [got, values] : {std::pair{&k_, &expected.k}, {&v_, &expected.v}}) {
+    for (const auto& [got, values] : {std::pair{&k_, &expected.k},
+                                      {&v_, &expected.v},
+                                      {&k_scale_, &expected.k_scale},
+                                      {&v_scale_, &expected.v_scale}}) {
+      if (values->empty()) continue;
       Buffer want(got->name);
-      p.fp8_cache ? set_e4m3(want, *values, case_.layout, 4) : set(want, *values, p.dtype, case_.layout, 4, false);
+      if (values == &expected.k_scale || values == &expected.v_scale) {
+        set(want, *values, DType::kFloat32, Layout::kCompact, 3, false);
+      } else if (p.fp8_cache) {
+        set_e4m3(want, *values, case_.layout, 4);
+      } else {
+        set(want, *values, p.dtype, case_.layout, 4, false);
+      }
       if (want.storage == got->storage) continue;
       HostTensor read = *values;
       got->read(read);

@@ -89,7 +89,7 @@ OneSequence one_sequence(const cases::Case& c, const oracle::Inputs& in, std::in
   if (own_row) {
     for (HostTensor* t : {&one.inputs.k, &one.inputs.v, &one.inputs.k_e4m3, &one.inputs.v_e4m3}) row(*t);
   }
-  if (c.scales_per_batch) {
+  if (c.scales_per_batch || (own_row && has_key_scales(p))) {
     for (HostTensor* t : {&one.inputs.k_scale, &one.inputs.v_scale}) {
       t->shape[1] = 1;
       part(t->data, t->offset(0, 1, 0));

@@ -102,7 +102,8 @@ double Case::bytes() const {
   const double element = p.fp8 ? 1 : static_cast<double>(size_of(p.dtype));
   const double q = rows_q * static_cast<double>(p.heads_q * p.dim_qk) * element;
   const double o = rows_q * static_cast<double>(p.heads_q * p.dim_v) * static_cast<double>(size_of(p.dtype));
-  const double kv = rows_k * static_cast<double>(p.heads_kv * (p.dim_qk + p.dim_v)) * (p.fp8_cache ? 1 : element);
+  const double kv = rows_k * static_cast<double>(p.heads_kv * (p.dim_qk + p.dim_v)) * (p.fp8_cache ? 1 : element) +
+                    (p.cache_scales == CacheScales::kPerToken ? rows_k * static_cast<double>(p.heads_kv) * 8 : 0);
   const double lse = p.with_lse || p.op == AttentionOp::kBackward ? rows_q * static_cast<double>(p.heads_q) * 4 : 0;
   if (p.op == AttentionOp::kBackward) return 2 * q + 2 * o + 2 * kv + lse;  // reads q k v o do lse, writes dq dk dv
   return q + o + kv + lse;

@@ -56,6 +56,8 @@ struct Case {
   int scale_exponent = 0;         // fp8: q's scales are multiplied by 2 to its power, and k's divided
   // fp8, rounded to it: 64 rows of k, and so many of v, are of another size than the next ones, and so are their scales.
   int uneven = 0;
+  // decode: values are multiplied by 2 to its power, from the 256th key on; one-hot: of all but every 128th key
+  int value_exponent = 0;
   Distribution distribution = Distribution::kNormal;
   Layout layout = Layout::kCompact;
   std::uint64_t seed = 1;

@@ -1,4 +1,5 @@
 // Decode's part of the suites.
+#include <cstdlib>
 #include <limits>
 
 #include "verify/attention/make_case.h"
@@ -112,6 +113,22 @@ void add_e4m3_cache(std::vector<Case>& out, DType dtype, std::int64_t capacity, 
   add(1, {append(1), rotary(d), cache_lengths({n - 1, 0, 63}), status()});
   add(3, {paged(16), append(3), causal(), softcap(2), alibi(), cache_lengths({n - 3, 14, 61}), scales_per_batch()});
 }
+
+// The same with scales beside the keys.
+void add_key_scales(std::vector<Case>& out, DType dtype, std::int64_t capacity, std::int64_t hq, std::int64_t hkv,
+                    std::int64_t d) {
+  const auto n = static_cast<std::int32_t>(capacity);
+  const auto add = [&](std::int64_t sq, std::initializer_list<Change> changes) {
+    out.push_back(make(kDecode, dtype, {3, sq, capacity, hq, hkv, d, d}, changes));
+  };
+  const Change per_token = scales_per_token(), per_page = scales_per_page();
+  add(1, {per_token, cache_lengths({n, 1, n / 2 + 1}), uneven(1)});
+  add(4, {per_token, causal(), cache_lengths({n - 3, 2, 4}), layout(Layout::kPadded)});
+  add(1, {per_token, append(1), rotary(d), cache_lengths({n - 1, 0, 63}), status()});
+  add(3, {per_token, paged(16), append(3), causal(), softcap(2), alibi(), cache_lengths({n - 3, 14, 61}), uneven(1)});
+  add(1, {per_page, paged(16), cache_lengths({n, 0, 17}), one_scale()});
+  add(3, {per_page, paged(16), append(3), causal(), rotary(d), cache_lengths({n - 3, 14, 61})});
+}
 }  // namespace
 
 void add_quick_decode(std::vector<Case>& out, DType dtype) {
@@ -143,6 +160,12 @@ void add_quick_decode(std::vector<Case>& out, DType dtype) {
   add(one, {e4m3_cache(), one_scale(), no_lse(), window(40, 0), leftpad({3, 0, 40}), cache_lengths({99, 5, 70})});
   add({3, 1, 100, 8, 1, 48, 80},
       {e4m3_cache(), append(1), rotary(48, true), cache_batch_idx({3, 0, 4}, 5), cache_lengths({9, 0, 99})});
+  add_key_scales(out, dtype, 100, 4, 2, 64);
+  add(one, {scales_per_token(), no_lse(), window(40, 0), leftpad({3, 0, 40}), cache_lengths({99, 5, 70})});
+  add({3, 1, 100, 8, 1, 48, 80},
+      {scales_per_token(), append(1), rotary(48, true), cache_batch_idx({3, 0, 4}, 5), cache_lengths({9, 0, 99})});
+  add(many,
+      {packed_queries({17, 0, 1, 33}, 2), scales_per_token(), causal(), paged(8), cache_lengths({100, 5, 0, 33})});
 }
 
 void add_full_decode(std::vector<Case>& out, DType dtype) {
@@ -226,6 +249,7 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   add({2, 1, 100, 4, 2, 192, 128}, {append(1), rotary(64), cache_lengths({99, 15})});  // MLA's dims
   add({2, 4, 100, 4, 2, 64, 128}, {append(4), causal(), rotary(64, true), paged(8), cache_lengths({96, 15})});
   add({2, 4, 100, 4, 2, 40, 8}, {append(4), causal(), rotary(40, true), leftpad({0, 3}), cache_lengths({96, 15})});
+  add_key_scales(out, dtype, 300, 4, 1, 128);
   if (dtype == DType::kFloat16) return add_e4m3_cache(out, dtype, 300, 4, 1, 128);
   for (const std::int64_t d : {16, 32, 80, 96, 128, 256}) add_e4m3_cache(out, dtype, 300, 4, 1, d);
   for (const std::int64_t group : {1, 8, 16}) {
@@ -239,6 +263,18 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
   add(split, {e4m3_cache(), cache_lengths({4095, 17}), append(1), rotary(128)});
   add(split, {e4m3_cache(), cache_lengths({4095, 2047}), append(1), paged(16), batch_invariant()});
   add({33, 1, 300, 8, 8, 16, 16}, {e4m3_cache(), cache_lengths(many)});
+  for (const std::int64_t d : {16, 80, 256}) add_key_scales(out, dtype, 300, 4, 1, d);
+  for (const std::int64_t group : {1, 16}) {
+    add({2, 5, 300, 2 * group, 2, 128, 128}, {scales_per_token(), causal(), cache_lengths({300, 31}), uneven(1)});
+  }
+  for (const std::int64_t page : {1, 8, 24, 64, 256}) {
+    add(edge, {scales_per_token(), paged(page), cache_lengths(edges), append(1), rotary(64, true)});
+    add(edge, {scales_per_page(), paged(page), cache_lengths(edges), append(1), rotary(64, true)});
+  }
+  add(split, {scales_per_token(), cache_lengths({4095, 17}), append(1), rotary(128), uneven(1)});
+  add(split, {scales_per_token(), cache_lengths({4095, 2047}), append(1), paged(16), batch_invariant()});
+  add({16, 1, 300, 32, 8, 128, 128}, {cache_lengths(some), scales_per_token(), uneven(1)});
+  add({2, 70, 260, 4, 2, 64, 128}, {scales_per_token(), append(70), causal(), rotary(64), cache_lengths({190, 31})});
   add({2, 70, 260, 4, 2, 64, 128}, {e4m3_cache(), append(70), causal(), rotary(64), cache_lengths({190, 31})});
 }
 
@@ -255,6 +291,25 @@ void add_hostile_decode(std::vector<Case>& out, DType dtype) {
     out.push_back(
         make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128}, {e4m3_cache(), values(d), cache_lengths({700, 129})}));
   }
+  for (Distribution d : {Distribution::kLogits1e10, Distribution::kLogitsMinus120, Distribution::kSteps,
+                         Distribution::kOneHot, Distribution::kHugeValues}) {
+    const int sizes = d == Distribution::kHugeValues ? 0 : 1;  // larger ones would not fit fp16
+    out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128},
+                       {scales_per_token(), values(d), cache_lengths({700, 129}), uneven(sizes)}));
+  }
+  // Values that nothing is seen of, and far larger than those that are; and the other way around.
+  for (const int exponent : {13, -13, 40, -40}) {
+    if (dtype == DType::kFloat16 && std::abs(exponent) > 13) continue;
+    out.push_back(
+        make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128},
+             {scales_per_token(), values(Distribution::kOneHot), value_exponent(exponent), cache_lengths({700, 129})}));
+    out.push_back(make(kDecode, dtype, {2, 1, 700, 4, 1, 128, 128},
+                       {scales_per_token(), values(Distribution::kOneHot), value_exponent(exponent), append(1),
+                        paged(16), cache_lengths({699, 128})}));
+    if (exponent < 0) continue;
+    // So many sequences that a CTA meets both sizes, one after the other.
+    out.push_back(make(kDecode, dtype, {24, 1, 700, 8, 8, 64, 64}, {scales_per_token(), value_exponent(exponent)}));
+  }
   // Queries far from 1, which fp16 could not hold, and some of them 0.
   for (const double size : {1e30, 1e-30}) {
     if (dtype == DType::kFloat16) continue;
@@ -263,6 +318,10 @@ void add_hostile_decode(std::vector<Case>& out, DType dtype) {
   }
   out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64},
                      {e4m3_cache(), append(1), paged(16), cache_lengths({63, 64, 5}), refused()}));
+  for (const Change& scales : {scales_per_token(), scales_per_page()}) {
+    out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64},
+                       {scales, append(1), paged(16), cache_lengths({63, 64, 5}), refused()}));
+  }
   out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0})}));
   out.push_back(make(kDecode, dtype, {3, 1, 64, 4, 2, 64, 64}, {cache_lengths({0, 0, 0}), paged(16)}));
   const auto add = [&](const Shape& shape, std::initializer_list<Change> changes) {
@@ -316,6 +375,10 @@ void add_sanitize_decode(std::vector<Case>& out) {
                      {e4m3_cache(), cache_lengths({300, 17}), scales_per_batch()}));
   out.push_back(make(kDecode, DType::kBFloat16, {2, 3, 100, 4, 2, 64, 64},
                      {e4m3_cache(), paged(16), append(3), causal(), rotary(64), cache_lengths({97, 31}), status()}));
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 1, 300, 8, 2, 128, 128},
+                     {scales_per_token(), cache_lengths({299, 17}), append(1), uneven(1)}));
+  out.push_back(make(kDecode, DType::kBFloat16, {2, 3, 100, 4, 2, 64, 64},
+                     {scales_per_token(), paged(16), append(3), causal(), rotary(64), cache_lengths({97, 31})}));
   const Shape many{3, 70, 150, 4, 2, 64, 64};
   out.push_back(make(kDecode, DType::kBFloat16, many, {causal(), chunk(48), cache_lengths({150, 0, 81}), status()}));
   out.push_back(make(kDecode, DType::kBFloat16, many,

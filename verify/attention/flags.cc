@@ -26,6 +26,7 @@ struct Options {
   std::int64_t page_size = 0, append = 0, rotary = 0, chunk = 0;
   bool interleaved = false, cache_batch_idx = false, leftpad = false, batch_invariant = false, fp8 = false,
        rotate = false, residual = false, fp8_fast = false, e4m3_cache = false;
+  std::string cache_scales = "head";
 };
 
 const std::map<std::string, tessera_attention_op> kOps{{"forward", TESSERA_ATTENTION_FORWARD},
@@ -80,7 +81,17 @@ tessera_attention arguments(const Options& o, Shapes& shapes) {
   const tessera_dtype cache_type = o.e4m3_cache ? kTypes.at("e4m3") : type;
   a.k = shapes.add(cache_type, rows_k(o.d));
   a.v = shapes.add(cache_type, rows_k(dv));
-  if (o.e4m3_cache) a.k_scale = a.v_scale = shapes.add(fp32, {1, hkv, 1});
+  if (o.e4m3_cache) {
+    Dims scales = {1, hkv, 1};
+    if (o.cache_scales == "page") {
+      scales = {o.b * pages, hkv, 1};
+      a.flags |= TESSERA_SCALE_PER_PAGE;
+    } else if (o.cache_scales == "token") {
+      scales = {rows_k(o.d)[0], hkv, rows_k(o.d)[1]};
+      a.flags |= TESSERA_SCALE_PER_TOKEN;
+    }
+    a.k_scale = a.v_scale = shapes.add(fp32, scales);
+  }
   a.out = shapes.add(o.dtype == "e4m3" ? kTypes.at("bf16") : type, rows_q(dv));
   if (o.dtype == "e4m3") {
     const auto scales = [&](std::int64_t heads, std::int64_t rows) {
@@ -154,6 +165,7 @@ Result<Options> options_from(const FlagValues& values) {
   text("--dtype", o.dtype);
   text("--causal", o.causal);
   text("--align", o.align);
+  text("--cache-scales", o.cache_scales);
   o.is_causal = given("--causal");
   o.alibi = given("--alibi");
   o.varlen = given("--varlen");
@@ -180,6 +192,7 @@ Result<Options> options_from(const FlagValues& values) {
     if (!given(flag)) continue;
     if (Status s = read_number(flag, values.at(flag).front(), *to); !s.ok()) return s;
   }
+  if (given("--cache-scales") && !o.e4m3_cache) return invalid("--cache-scales is for --e4m3-cache");
   if (given("--scale-block") && o.dtype != "e4m3") return invalid("--scale-block is for --dtype e4m3");
   if (o.scale_block != 0 && o.scale_block != 64 && o.scale_block != 128) {
     return invalid(format("--scale-block is {}; 64, 128 and 0 are accepted", o.scale_block));
@@ -218,7 +231,8 @@ std::vector<Flag> attention_flags() {
       {"--alibi", "", "With ALiBi slopes", "", {}},
       {"--varlen", "", "Packed sequences of at most --sq and --sk; decode: packed queries", "", {}},
       {"--cache-lengths", "", "decode: lengths per sequence", "", {}},
-      {"--e4m3-cache", "", "decode: k and v are e4m3, with a scale for each head", "", {}},
+      {"--e4m3-cache", "", "decode: k and v are e4m3, with scales", "", {}},
+      {"--cache-scales", "OF", "e4m3-cache: a scale for each head, page or token", "head", {"head", "page", "token"}},
       {"--page-size", "N", "decode: a paged cache", "", {}},
       {"--append", "N", "decode: new keys of a sequence, written to the cache", "", {}},
       {"--rotary", "N", "decode: with rotary embedding of the first N columns of q and the new keys", "", {}},

@@ -56,6 +56,7 @@ void add_full_fp8(std::vector<Case>& out) {
   // The largest keys, which have most of the weight, are in key tiles with each of V's scales.
   add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(), uneven(192)});
   add({1, 130, 400, 133, 133, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});  // the dynamic scheduler
+  add({2, 130, 100, 200, 50, 16, 16}, {rounded_to_fp8()});  // the next Q is loaded as soon as this one is released
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});
@@ -68,7 +69,10 @@ void add_full_fp8(std::vector<Case>& out) {
   }
   add({1, 100, 3000, 2, 1, 128, 128}, {fp8(64, 64, 64), values(Distribution::kMeanValues)});
   add({1, 100, 3000, 2, 1, 128, 128}, {fp8(), values(Distribution::kMeanValues), softcap(20)});
-  add({1, 100, 2000, 2, 1, 64, 64}, {fp8(), values(Distribution::kSteps)});
+  // References are raised by more than fp16 can hold, and long after sums were promoted.
+  for (const Distribution d : {Distribution::kSteps, Distribution::kSink}) {
+    add({1, 100, 2000, 2, 1, 64, 64}, {fp8(), values(d)});
+  }
   add({1, 100, 2000, 2, 1, 128, 128}, {fp8(), values(Distribution::kConstant)});  // the largest sums
   for (const std::int64_t d : {64, 128, 256}) add({1, 100, 2000, 2, 1, d, d}, {rounded_to_fp8(), truncated_sums()});
   for (const std::int64_t d : {64, 128}) add({1, 100, 2000, 2, 1, d, d}, {rounded_to_fp8(), uneven()});

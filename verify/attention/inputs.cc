@@ -139,11 +139,14 @@ void make_page_table(const Case& c, oracle::Inputs& in) {
 
 // The cache is full of values here. Those of the new keys become k_new and v_new; only those that a sequence has before
 // the append stay.
-// Returns each row's sequence.
-std::vector<std::int64_t> take_new_keys(const Case& c, oracle::Inputs& in) {
+struct CacheRows {
+  std::vector<std::int64_t> owners;  // each row's sequence
+  std::vector<std::int64_t> in_use;  // rows that a sequence has, after the append
+};
+CacheRows take_new_keys(const Case& c, oracle::Inputs& in) {
   const AttentionProblem& p = c.problem;
   const std::int64_t rows = in.k.shape[1];
-  std::vector<std::int64_t> owners(static_cast<std::size_t>(in.k.shape[0] * rows), 0);
+  CacheRows of_sequences{std::vector<std::int64_t>(static_cast<std::size_t>(in.k.shape[0] * rows), 0), {}};
   std::vector<bool> used(static_cast<std::size_t>(in.k.shape[0] * rows), false);
   for (std::int64_t b = 0; b < p.batch; ++b) {
     if (c.refused && oracle::is_refused(in, b)) continue;
@@ -154,7 +157,8 @@ std::vector<std::int64_t> take_new_keys(const Case& c, oracle::Inputs& in) {
       if (p.paged) batch = in.page_table[static_cast<std::size_t>(b * p.max_pages_per_seq + j / p.page_size)];
       const std::int64_t row = p.paged ? j % p.page_size : j;
       used[static_cast<std::size_t>(batch * rows + row)] = j < first_new;
-      owners[static_cast<std::size_t>(batch * rows + row)] = b;
+      of_sequences.owners[static_cast<std::size_t>(batch * rows + row)] = b;
+      of_sequences.in_use.push_back(batch * rows + row);
       if (j < first_new || in.k.empty()) continue;
       for (const auto& [from, to] : {std::pair{&in.k, &in.k_new}, {&in.v, &in.v_new}}) {
         std::copy_n(from->data.begin() + from->offset(batch, row, 0), from->shape[2] * from->shape[3],
@@ -167,7 +171,7 @@ std::vector<std::int64_t> take_new_keys(const Case& c, oracle::Inputs& in) {
     blank_row(in.k, row / rows, row % rows);
     blank_row(in.v, row / rows, row % rows);
   }
-  return owners;
+  return of_sequences;
 }
 
 // Multiples of a 512th of the largest value, which the type has already.
@@ -265,6 +269,42 @@ void quantise_cache(const Case& c, const std::vector<std::int64_t>& owners, Host
   for (std::size_t n = 0; n < t.data.size(); ++n) {
     const auto head = static_cast<std::int64_t>(n % row_size / static_cast<std::size_t>(dim));
     const double of = oracle::scale_of(scale, owners[n / row_size], head);
+    e4m3.data[n] = verify::round_to_e4m3(t.data[n] / of);
+    t.data[n] = e4m3.data[n] * of;
+  }
+}
+
+// The same with scales beside the keys: each a little larger than the least that would do for its key or, of all keys, its
+// page. NaN for those that must not be read: of keys that are not in use or not there yet, and of pages without keys.
+void quantise_with_key_scales(const Case& c, const std::vector<std::int64_t>& rows_in_use, HostTensor& t,
+                              const HostTensor& added, HostTensor& e4m3, HostTensor& scale) {
+  constexpr double kLargest = 448, kTimed = 1.0 / 64;
+  const bool per_page = c.problem.cache_scales == CacheScales::kPerPage;
+  scale = HostTensor(1, t.shape[0], c.scales_per_head ? t.shape[2] : 1, per_page ? 1 : t.shape[1]);
+  std::fill(scale.data.begin(), scale.data.end(), t.empty() ? kTimed : kNan);
+  e4m3 = t;
+  if (t.empty()) return;
+  double most = 0;
+  for (const HostTensor* of : std::initializer_list<const HostTensor*>{&t, &added}) {
+    for (const double x : of->data) most = std::max(most, std::isnan(x) ? 0 : std::abs(x));
+  }
+  const std::int64_t dim = t.shape[3];
+  for (const std::int64_t row : rows_in_use) {
+    for (std::int64_t h = 0; h < t.shape[2]; ++h) {
+      const std::int64_t at = t.offset(row / t.shape[1], row % t.shape[1], h);
+      double largest = per_page ? most : 0;
+      for (std::int64_t d = 0; d < dim && !per_page; ++d) {
+        largest = std::max(largest, std::abs(t.data[static_cast<std::size_t>(at + d)]));
+      }
+      const std::size_t n = oracle::key_scale_index(scale, t, at);
+      // A page's is also that of keys that are to be appended to it.
+      if (!per_page && std::isnan(t.data[static_cast<std::size_t>(at)])) continue;
+      const double least = largest == 0 ? kTimed : largest / kLargest;
+      scale.data[n] = verify::round_to(DType::kFloat32, least * (1 + static_cast<double>(n % 7) / 8));
+    }
+  }
+  for (std::size_t n = 0; n < t.data.size(); ++n) {
+    const double of = scale.data[oracle::key_scale_index(scale, t, static_cast<std::int64_t>(n))];
     e4m3.data[n] = verify::round_to_e4m3(t.data[n] / of);
     t.data[n] = e4m3.data[n] * of;
   }
@@ -368,6 +408,13 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
   const double mean_v = c.distribution == Distribution::kMeanValues ? 2 : 0;
   const RandomStream stream_v(c.seed, 2);
   fill(in.v, [&](std::int64_t, std::int64_t, std::int64_t n) { return mean_v + size_v * stream_v.normal(n); });
+  if (c.value_exponent != 0) {
+    const bool one_hot = c.distribution == Distribution::kOneHot;
+    for (std::size_t n = 0; n < in.v.data.size(); ++n) {
+      const auto row = static_cast<std::int64_t>(n) / (in.v.shape[2] * in.v.shape[3]) % in.v.shape[1];
+      if (one_hot ? row % 128 != 0 : row >= 256) in.v.data[n] = std::ldexp(in.v.data[n], c.value_exponent);
+    }
+  }
   for (double& x : in.q.data) x *= c.query_size;
   for (HostTensor* t : {&in.q, &in.k, &in.v}) verify::round_all(p.dtype, *t);
 
@@ -433,11 +480,14 @@ oracle::Inputs inputs_of(const Case& c, bool with_values) {
     in.k_new = tensor_of(with_values, p.batch, p.seq_new, p.heads_kv, p.dim_qk);
     in.v_new = tensor_of(with_values, p.batch, p.seq_new, p.heads_kv, p.dim_v);
   }
-  const std::vector<std::int64_t> owners = take_new_keys(c, in);
+  const CacheRows of_sequences = take_new_keys(c, in);
   if (p.rotary_dim > 0) make_rotary(c, in);
-  if (p.fp8_cache) {
-    quantise_cache(c, owners, in.k, in.k_new, in.k_e4m3, in.k_scale);
-    quantise_cache(c, owners, in.v, in.v_new, in.v_e4m3, in.v_scale);
+  if (has_key_scales(p)) {
+    quantise_with_key_scales(c, of_sequences.in_use, in.k, in.k_new, in.k_e4m3, in.k_scale);
+    quantise_with_key_scales(c, of_sequences.in_use, in.v, in.v_new, in.v_e4m3, in.v_scale);
+  } else if (p.fp8_cache) {
+    quantise_cache(c, of_sequences.owners, in.k, in.k_new, in.k_e4m3, in.k_scale);
+    quantise_cache(c, of_sequences.owners, in.v, in.v_new, in.v_e4m3, in.v_scale);
   }
   return in;
 }

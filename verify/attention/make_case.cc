@@ -39,7 +39,11 @@ std::string describe(const Case& c) {
     parts.push_back(format("varlen{}:{}", p.total_q, p.total_k));
   }
   if (p.fp8_cache) parts.push_back("e4m3_cache");
-  if ((p.fp8 || p.fp8_cache) && !c.scales_per_head) parts.push_back("scale_per_tensor");
+  if (has_key_scales(p)) {
+    parts.push_back(format("scale_per_{}{}", name_of(p.cache_scales), c.scales_per_head ? "" : "_of_all_heads"));
+  } else if ((p.fp8 || p.fp8_cache) && !c.scales_per_head) {
+    parts.push_back("scale_per_tensor");
+  }
   if (c.scales_per_batch) parts.push_back("scale_per_sequence");
   if (p.q_scale_block + p.k_scale_block + p.v_scale_block > 0) {
     parts.push_back(format("scales{},{},{}", p.q_scale_block, p.k_scale_block, p.v_scale_block));
@@ -48,6 +52,7 @@ std::string describe(const Case& c) {
     parts.push_back(p.rotates ? "rotated_to_e4m3" : p.residuals ? "to_e4m3_with_residuals" : "to_e4m3");
   if (p.fp8_fast) parts.push_back("truncated_sums");
   if (c.scale_exponent != 0) parts.push_back(format("scale2^{}", c.scale_exponent));
+  if (c.value_exponent != 0) parts.push_back(format("values2^{}", c.value_exponent));
   if (c.uneven > 0) parts.push_back(c.uneven == 64 ? "uneven" : format("uneven{}", c.uneven));
   if (p.paged) parts.push_back(format("page{}", p.page_size));
   if (!c.cache_lengths.empty()) {
@@ -252,6 +257,21 @@ Change one_scale() {
 }
 Change scales_per_batch() {
   return [](Case& c) { c.scales_per_batch = true; };
+}
+Change scales_per_token() {
+  return [](Case& c) {
+    c.problem.fp8_cache = true;
+    c.problem.cache_scales = CacheScales::kPerToken;
+  };
+}
+Change scales_per_page() {
+  return [](Case& c) {
+    c.problem.fp8_cache = true;
+    c.problem.cache_scales = CacheScales::kPerPage;
+  };
+}
+Change value_exponent(int exponent) {
+  return [=](Case& c) { c.value_exponent = exponent; };
 }
 Change queries_of(double size) {
   return [=](Case& c) {

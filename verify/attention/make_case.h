@@ -66,6 +66,10 @@ Change status();
 Change e4m3_cache();
 Change one_scale();
 Change scales_per_batch();
+// Or with scales beside the keys.
+Change scales_per_token();
+Change scales_per_page();
+Change value_exponent(int exponent);
 // q near such a value; the scale of scores is divided by it.
 Change queries_of(double size);
 Change refused();  // with status

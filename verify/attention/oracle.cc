@@ -134,6 +134,7 @@ struct Attention {
   // For the oracle only. Per key head of the batch, so that threads share nothing; the largest is kept at the end.
   struct Terms {
     double lse = 0, dq = 0, dk = 0, dv = 0;
+    double weight = 0;  // lse of rows whose weights may be off by it
   };
   // Of one key head, by key.
   struct Keys {
@@ -219,11 +220,12 @@ struct Attention {
     // Scores, and what softcap does to their gradient.
     const std::size_t n = keys.size();
     std::vector<Real> score(n), d_cap(n, 1), weight(n);
+    double of_row = 0;
     for (std::size_t x = 0; x < n; ++x) {
       const Real* k_row = k.data() + key_offset(in, in.k, s, keys[x], head_kv);
       score[x] = scale * (round && (p.fp8 || p.rounds_to_fp8) ? dot_of_e4m3(q_row, k_row, p.dim_qk)
                                                               : dot(q_row, k_row, p.dim_qk));
-      if (!round) most.lse = std::max(most.lse, std::abs(p.scale) * terms_of(q_row, k_row, p.dim_qk));
+      if (!round) of_row = std::max(of_row, std::abs(p.scale) * terms_of(q_row, k_row, p.dim_qk));
       if (cap > 0) {
         const Real t = std::tanh(score[x] / cap);
         score[x] = cap * t;
@@ -232,8 +234,12 @@ struct Attention {
       if (p.alibi) score[x] -= slope(b, h) * static_cast<Real>(std::abs(position - keys[x]));
     }
 
+    const auto [least, largest_score] = std::minmax_element(score.begin(), score.end());
+    most.lse = std::max(most.lse, of_row);
+    if (*least < *largest_score || p.op == AttentionOp::kDecode) most.weight = std::max(most.weight, of_row);
+
     // Softmax.
-    const Real row_max = *std::max_element(score.begin(), score.end());
+    const Real row_max = *largest_score;
     Real sum = 0;
     for (std::size_t x = 0; x < n; ++x) {
       weight[x] = std::exp(score[x] - row_max);
@@ -268,10 +274,7 @@ struct Attention {
     }
     delta_noise = verify::epsilon_of(p.dtype) * std::sqrt(delta_noise) * std::abs(p.scale);
     const double q_norm = std::sqrt(static_cast<double>(dot(q_row, q_row, p.dim_qk)));
-    // A rounding error is uniform between -1/2 and 1/2 ulp, which is epsilon / m of a value with mantissa m; 0.735 is
-    // the root of the mean of 1 / m^2.
-    const double rounding =
-        0.735 / std::sqrt(12.0) * verify::epsilon_of(p.dtype) * std::abs(static_cast<double>(p.scale));
+    const double rounding = verify::rounding_error_of(p.dtype) * std::abs(static_cast<double>(p.scale));
     double dq_rounding = 0;                                               // the square
     std::vector<double> mean_key(static_cast<std::size_t>(p.dim_qk), 0);  // by weight
     double ds_of_row = 0;
@@ -331,16 +334,19 @@ struct Attention {
     for (auto* squares : {&out.dk.row_noise, &out.dk.row_rounding}) {
       for (double& x : *squares) x = std::sqrt(x);
     }
+    double of_weights = 0;
     for (const Terms& t : terms) {
+      of_weights = std::max(of_weights, t.weight);
       out.lse.terms = std::max(out.lse.terms, t.lse);
       out.dq.terms = std::max(out.dq.terms, t.dq);
       out.dk.terms = std::max(out.dk.terms, t.dk);
       out.dv.terms = std::max(out.dv.terms, t.dv);
     }
-    // An error in a score, which grows with the score, is a relative error of its weight.
-    const double per_weight = 1 + out.lse.terms;
-    out.o.terms = largest_v * per_weight;
-    for (HostTensor* t : {&out.dq, &out.dk, &out.dv}) t->terms *= per_weight;
+    // An error in a score, which grows with the score, is a relative error of its weight. Scores of a row that are all the
+    // same have the same error, and their weights none; but what goes through LSE has LSE's: partial results of decode, and
+    // the backward.
+    out.o.terms = largest_v * (1 + of_weights);
+    for (HostTensor* t : {&out.dq, &out.dk, &out.dv}) t->terms *= 1 + out.lse.terms;
     return std::move(out);
   }
 };
@@ -401,6 +407,13 @@ double scale_of(const HostTensor& scale, std::int64_t b, std::int64_t head) {
   return scale.at(0, scale.shape[1] == 1 ? 0 : b, scale.shape[2] == 1 ? 0 : head, 0);
 }
 
+std::size_t key_scale_index(const HostTensor& scale, const HostTensor& cache, std::int64_t at) {
+  const std::int64_t vector = at / cache.shape[3], heads = cache.shape[2], keys = cache.shape[1];
+  const std::int64_t head = scale.shape[2] == 1 ? 0 : vector % heads;
+  const std::int64_t key = scale.shape[3] == 1 ? 0 : vector / heads % keys;
+  return static_cast<std::size_t>(scale.offset(0, vector / heads / keys, head) + key);
+}
+
 Inputs appended(const Inputs& in) {
   const AttentionProblem& p = in.problem;
   Inputs out = in;
@@ -416,8 +429,21 @@ Inputs appended(const Inputs& in) {
     }
   };
   // Of a cache of e4m3.
-  const auto quantise = [](HostTensor& cache, HostTensor& e4m3, const double* row, std::int64_t dim, double scale) {
+  const auto quantise = [&](HostTensor& cache, HostTensor& e4m3, HostTensor& scales, const double* row,
+                            std::int64_t dim, std::int64_t b, std::int64_t h) {
+    constexpr double kLargest = 448, kBound = 60;
     const auto at = static_cast<std::size_t>(row - cache.data.data());
+    double scale = has_key_scales(p) ? 0 : scale_of(scales, b, h);
+    if (has_key_scales(p)) {
+      double& kept = scales.data[key_scale_index(scales, cache, static_cast<std::int64_t>(at))];
+      if (p.cache_scales == CacheScales::kPerToken) {
+        double largest = 0;
+        for (std::int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::abs(row[d]));
+        const double exponent = largest == 0 ? -kBound : std::ceil(std::log2(largest / kLargest));
+        kept = std::exp2(std::clamp(exponent, -kBound, kBound));
+      }
+      scale = kept;
+    }
     for (std::size_t n = at; n < at + static_cast<std::size_t>(dim); ++n) {
       e4m3.data[n] = verify::round_to_e4m3(verify::round_to(DType::kFloat32, cache.data[n] / scale));
       cache.data[n] = e4m3.data[n] * scale;
@@ -443,8 +469,8 @@ Inputs appended(const Inputs& in) {
         std::copy_n(in.v_new.data.begin() + in.v_new.offset(b, i, h), p.dim_v, v_row);
         rotate(k_row, position + i);
         if (!p.fp8_cache) continue;
-        quantise(out.k, out.k_e4m3, k_row, p.dim_qk, scale_of(in.k_scale, b, h));
-        quantise(out.v, out.v_e4m3, v_row, p.dim_v, scale_of(in.v_scale, b, h));
+        quantise(out.k, out.k_e4m3, out.k_scale, k_row, p.dim_qk, b, h);
+        quantise(out.v, out.v_e4m3, out.v_scale, v_row, p.dim_v, b, h);
       }
     }
   }
@@ -462,6 +488,10 @@ Outputs computed(const Inputs& inputs, bool round, int threads) {
     out = Attention<Real>(whole, round).run(threads);
     out.k = std::move(p.fp8_cache ? whole.k_e4m3 : whole.k);
     out.v = std::move(p.fp8_cache ? whole.v_e4m3 : whole.v);
+    if (p.cache_scales == CacheScales::kPerToken) {
+      out.k_scale = std::move(whole.k_scale);
+      out.v_scale = std::move(whole.v_scale);
+    }
   } else {
     out = Attention<Real>(inputs, round).run(threads);
   }

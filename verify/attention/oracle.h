@@ -8,7 +8,8 @@
 // they are multiplied), plus a floor. Nothing here shares code with the kernels, the mask relation included.
 //
 // Rotated queries and new keys are rounded to the input type before anything else, as the contract has it. In a cache of
-// e4m3, new keys and values are then divided by their scale in fp32, and rounded.
+// e4m3, new keys and values are then divided by their scale in fp32, and rounded; if each has its own, that is the least
+// power of two with which they fit.
 #pragma once
 
 #include <array>
@@ -32,10 +33,11 @@ struct Inputs {
   HostTensor q, k, v;                    // fp8, rounds_to_fp8, fp8_cache: what e4m3 holds times its scale
   HostTensor q_e4m3, k_e4m3, v_e4m3;     // fp8, fp8_cache (k and v): what e4m3 holds
   HostTensor q_given, k_given, v_given;  // rounds_to_fp8: before that
-  HostTensor q_scale, k_scale, v_scale;  // fp8, fp8_cache: [1, B or 1, H or 1, blocks]
-  HostTensor d_o;                        // backward
-  HostTensor d_lse;                      // backward, if problem.with_dlse
-  std::vector<double> alibi_slopes;      // [Hq] or [B * Hq], if problem.alibi
+  // fp8, fp8_cache: [1, B or 1, H or 1, blocks]; beside the keys of a cache [1, rows or pages, H or 1, keys or 1]
+  HostTensor q_scale, k_scale, v_scale;
+  HostTensor d_o;                                        // backward
+  HostTensor d_lse;                                      // backward, if problem.with_dlse
+  std::vector<double> alibi_slopes;                      // [Hq] or [B * Hq], if problem.alibi
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [B + 1], if problem.varlen
   std::vector<std::int32_t> cache_seqlens;               // [B], decode, before an append; empty: the whole cache
   std::vector<std::int32_t> page_table;                  // [B, max_pages_per_seq], if problem.paged
@@ -51,6 +53,7 @@ struct Outputs {
   HostTensor o, lse;
   HostTensor dq, dk, dv;             // if problem.op is kBackward
   HostTensor k, v;                   // the cache afterwards, if problem.seq_new; fp8_cache: what e4m3 holds
+  HostTensor k_scale, v_scale;       // and its scales, if those of new keys are written
   std::vector<std::int32_t> status;  // [B], decode
 };
 
@@ -66,6 +69,9 @@ std::int64_t count_visible_pairs(const Inputs& inputs);
 
 // Of sequence b and a head.
 double scale_of(const HostTensor& scale, std::int64_t b, std::int64_t head);
+
+// Scales beside the keys of a cache: the index of that of the vector that begins at element `at` of k or v.
+std::size_t key_scale_index(const HostTensor& scale, const HostTensor& cache, std::int64_t at);
 
 // Decode: the inputs with q and k_new rotated, and k_new and v_new in the cache. Lengths stay those before the append.
 Inputs appended(const Inputs& inputs);

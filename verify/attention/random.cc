@@ -66,6 +66,10 @@ void draw_cache(Draw& kind, Draw& draw, std::vector<Change>& changes, const Shap
   }
   if (draw.one_in(4)) changes.push_back(status());
   if (draw.one_in(8)) changes.push_back(batch_invariant());
+  if (kind.one_in(3)) {
+    const Change scales[] = {e4m3_cache(), scales_per_token(), scales_per_page()};
+    changes.push_back(scales[kind.below(in_pages ? 3 : 2)]);
+  }
 }
 
 }  // namespace
@@ -99,6 +103,9 @@ std::unique_ptr<Case> random_attention(std::uint64_t number, std::uint64_t kind_
   if (op == kDecode) {
     draw_cache(kind, draw, changes, s);
     changes.push_back(layout(lies == Layout::kHeadsMajor ? Layout::kPadded : lies));  // pages have no such layout
+    changes.push_back([](cases::Case& c) {  // a GPU reads no other rows of e4m3
+      if (c.problem.fp8_cache && c.layout == Layout::kUnaligned) c.layout = Layout::kPadded;
+    });
   } else {
     const bool in_one = kind.one_in(3);
     if (in_one) changes.push_back(varlen(draw_lengths(draw, s.b, s.sq), draw_lengths(draw, s.b, s.sk), draw.below(3)));

@@ -93,6 +93,7 @@ std::vector<Case> quick() {
       out.push_back(make(op, dtype, {1, 1, 97, 2, 2, 64, 64}));
       out.push_back(make(op, dtype, {1, 97, 1, 2, 2, 64, 64}));
     }
+    out.push_back(make(kForward, dtype, {2, 150, 40, 4, 2, 64, 64}, {causal(), bottom_right()}));  // keys of one tile
     add_quick_decode(out, dtype);
   }
   add_quick_fp8(out);
@@ -178,8 +179,20 @@ std::vector<Case> full() {
         out.push_back(make(kBackward, dtype, {1, 70, 300, 150, 150, d, d}, {causal(), bottom_right()}));
       }
       out.push_back(make(kBackward, dtype, {1, 70, 300, 150, 150, 64, 64}, {deterministic()}));
+      out.push_back(make(kBackward, dtype, {1, 1100, 1100, 30, 30, 8, 8}, {window(64, 0)}));
       out.push_back(make(kBackward, dtype, {4, 70, 300, 40, 40, 64, 64},
                          {varlen({70, 0, 33, 65}, {300, 7, 0, 260}), causal(), bottom_right()}));
+    }
+    // Key tiles whose queries are divided among CTAs: fewer than a large GPU runs at once, or the last of many. If heads share
+    // keys, in more slices than two, whose sums depend on their order.
+    out.push_back(make(kBackward, dtype, {1, 1100, 300, 3, 3, 64, 64}));
+    out.push_back(make(kBackward, dtype, {1, 1100, 300, 3, 3, 128, 128}, {dlse(), deterministic()}));
+    if (dtype == DType::kBFloat16) {
+      out.push_back(make(kBackward, dtype, {1, 1100, 300, 2, 2, 96, 64}, {softcap(2)}));
+      out.push_back(make(kBackward, dtype, {1, 1100, 300, 6, 2, 64, 64}));
+      out.push_back(make(kBackward, dtype, {1, 1100, 300, 6, 2, 80, 80}, {deterministic()}));
+      out.push_back(make(kBackward, dtype, {1, 1100, 130, 70, 70, 64, 64}));
+      out.push_back(make(kBackward, dtype, {1, 2600, 130, 132, 132, 8, 8}, {causal(), top_left(), deterministic()}));
     }
     // Groups whose query heads are divided among CTAs, not evenly.
     out.push_back(make(kBackward, dtype, {1, 500, 700, 7, 1, 64, 64}, {causal(), bottom_right()}));
@@ -198,6 +211,16 @@ std::vector<Case> full() {
       out.push_back(make(kForward, dtype, {2, 330, 90, 300, 300, d, d}));
     }
     out.push_back(make(kForward, dtype, {3, 100, 130, 240, 80, 80, 80}, {window(40, 9), bottom_right(), softcap(5)}));
+    // Keys of one tile, which heads share, and which some queries or whole sequences do not have.
+    out.push_back(make(kForward, dtype, {2, 330, 64, 300, 300, 64, 64}));
+    out.push_back(make(kForward, dtype, {3, 200, 40, 240, 80, 64, 64}, {causal(), bottom_right()}));
+    out.push_back(make(kForward, dtype, {2, 150, 17, 300, 100, 40, 56}, {window(20, 5), top_left()}));
+    out.push_back(make(kForward, dtype, {1, 700, 3, 160, 160, 8, 8}));
+    out.push_back(make(kForward, dtype, {7, 200, 64, 48, 16, 64, 64},
+                       {varlen({170, 9, 200, 1, 0, 65, 130}, {0, 64, 33, 0, 7, 64, 50}), causal(), bottom_right()}));
+    // A tile of queries for each head, so that the keys of the head after the next are loaded meanwhile.
+    out.push_back(make(kForward, dtype, {8, 170, 64, 300, 300, 64, 64},
+                       {varlen({9, 64, 170, 1, 33, 40, 64, 20}, {64, 33, 60, 64, 7, 64, 50, 64})}));
     // Few queries of many keys, and heads that share them.
     out.push_back(make(kForward, dtype, {33, 64, 300, 8, 8, 128, 128}));
     out.push_back(make(kForward, dtype, {33, 64, 300, 8, 8, 64, 64}, {causal(), bottom_right()}));
@@ -220,6 +243,7 @@ std::vector<Case> hostile() {
         out.push_back(make(op, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(d)}));
         out.push_back(make(op, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(d), causal(), bottom_right()}));
         out.push_back(make(op, dtype, {1, 1, 128, 1, 1, 128, 128}, {values(d)}));
+        if (op == kForward) out.push_back(make(op, dtype, {1, 150, 40, 2, 1, 64, 64}, {values(d)}));
         out.push_back(make(op, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(d), softcap(30), dlse()}));
         out.push_back(make(op, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(d), window(5, 2), alibi()}));
       }
@@ -246,6 +270,7 @@ std::vector<Case> hostile() {
     }
     // No gradients here: fp32 cannot hold an LSE of this size to within one.
     out.push_back(make(kForward, dtype, {1, 130, 150, 2, 1, 64, 64}, {values(Distribution::kLogits1e10)}));
+    out.push_back(make(kForward, dtype, {1, 150, 40, 2, 1, 64, 64}, {values(Distribution::kLogits1e10)}));
     out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), causal()}));
     out.push_back(make(kForward, dtype, {1, 90, 90, 2, 2, 80, 80}, {values(Distribution::kLogits1e10), softcap(30)}));
     add_hostile_decode(out, dtype);
@@ -276,6 +301,7 @@ std::vector<Case> sanitize() {
   // Several times as many tiles as a large GPU runs at once.
   out.push_back(make(kForward, DType::kBFloat16, {1, 24, 24, 640, 640, 72, 72}, {causal()}));
   out.push_back(make(kForward, DType::kBFloat16, {1, 65, 70, 200, 200, 96, 96}));
+  out.push_back(make(kForward, DType::kBFloat16, {1, 140, 40, 200, 100, 64, 64}));  // keys of one tile
   add_sanitize_decode(out);
   add_sanitize_fp8(out);
   return out;
@@ -393,6 +419,8 @@ std::vector<Case> bench_gpu() {
   for (const auto& [b, s] : caches) {
     decode({b, 1, s, 32, 8, 128, 128}, {no_lse(), e4m3_cache()});
     decode({b, 1, s, 32, 8, 128, 128}, {no_lse(), e4m3_cache(), paged(16)});
+    decode({b, 1, s, 32, 8, 128, 128}, {no_lse(), scales_per_token()});
+    decode({b, 1, s, 32, 8, 128, 128}, {no_lse(), scales_per_token(), paged(16)});
   }
   for (std::int64_t d : {64, 256}) decode({16, 1, 8192, 32, 8, d, d}, {no_lse(), e4m3_cache()});
   // Lengths of 1 to 16,384 in a geometric series, in an order that mixes them, beside equal ones with the same sum.

@@ -129,8 +129,9 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {72, 56, 5000}, {transposed(true, true)}));
     out.push_back(make(dtype, {61, 45, 4099}, {transposed(true, true), residual(), to_fp32()}));
     out.push_back(make(dtype, {16, 130, 4096}, {bias(), activation(kGeluTanh), preactivation()}));
-    // Two wide tiles of rows, for which the sum must be long.
-    if (dtype == DType::kBFloat16) out.push_back(make(dtype, {512, 640, 18000}, {transposed(true, true)}));
+    // Pairs of column tiles that share A.
+    if (dtype == DType::kBFloat16)
+      out.push_back(make(dtype, {1152, 384, 12000}, {sampled(60), transposed(true, true)}));
     // Groups: empty ones, single rows, the edges of tiles; more groups than a warp has lanes.
     for (const Routing routing : {Routing::kEven, Routing::kRandom, Routing::kHalf}) {
       out.push_back(make(dtype, {640, 200, 136}, {groups(7, kRaggedRows, routing)}));
@@ -186,16 +187,16 @@ std::vector<Case> full() {
     // Rows that start anywhere, of a and out together, of a weight, of both operands of a weight's gradient, of a gated
     // product; and rows whose ends are not whole chunks.
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), transposed(false, true)}));
-    out.push_back(make(dtype, {3001, 171, 93}, {sampled(60), transposed(false, true), bias()}));
+    out.push_back(make(dtype, {9001, 171, 93}, {sampled(60), transposed(false, true), bias()}));
     out.push_back(make(dtype, {5000, 171, 96}, {sampled(40), gated(), activation(kSilu)}));
-    out.push_back(make(dtype, {333, 171, 5001}, {sampled(40), transposed(true, true), residual()}));
+    out.push_back(make(dtype, {333, 333, 9001}, {sampled(40), transposed(true, true), residual()}));
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kPadded), residual()}));
     out.push_back(make(dtype, {5000, 520, 200}, {sampled(40), layout(Layout::kUnaligned), bias()}));
-    // The rows of the last round in smaller tiles: of rows that start anywhere, of a and of out, and of columns of a.
+    // The rows of the last round in smaller tiles: of rows that start anywhere, of a, of a and out, and of columns of a.
     if (dtype == DType::kBFloat16) {
       out.push_back(make(dtype, {20000, 256, 1500}, {sampled(60), bias(), residual()}));
-      out.push_back(make(dtype, {20000, 249, 1024}, {sampled(60)}));
-      out.push_back(make(dtype, {20000, 256, 1024}, {sampled(60), transposed(true, false)}));
+      out.push_back(make(dtype, {20000, 249, 1500}, {sampled(60)}));
+      out.push_back(make(dtype, {20000, 256, 2048}, {sampled(60), transposed(true, false)}));
     }
     // Few columns.
     out.push_back(make(dtype, {5000, 64, 1365}, {sampled(40), residual()}));

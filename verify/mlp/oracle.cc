@@ -57,9 +57,9 @@ class Computation {
     }
     set(T::kDbefore, dbefore);
     set(T::kDbeforeGate, dgate);
-    if (p_.has(T::kDdown)) set(T::kDdown, product(in(T::kDout), true, hidden_, false));
-    if (p_.has(T::kDup)) set(T::kDup, product(dbefore, true, in(T::kX), false));
-    if (p_.has(T::kDgate)) set(T::kDgate, product(dgate, true, in(T::kX), false));
+    if (p_.has(T::kDdown)) set(T::kDdown, weight_gradient(in(T::kDout), hidden_));
+    if (p_.has(T::kDup)) set(T::kDup, weight_gradient(dbefore, in(T::kX)));
+    if (p_.has(T::kDgate)) set(T::kDgate, weight_gradient(dgate, in(T::kX)));
     if (p_.has(T::kDx)) {
       HostTensor dx = finished(product(dbefore, false, in(T::kUp), false), gated());
       if (gated()) add(dx, product(dgate, false, in(T::kGate), false));
@@ -109,6 +109,23 @@ class Computation {
     });
     const double of_a = largest_norm(a, a_transposed), of_b = largest_norm(b, !b_transposed);
     out.terms = of_a * of_b + std::sqrt(static_cast<double>(k)) * (a.terms * of_b + b.terms * of_a);
+    return out;
+  }
+  // A^T B, one of which was rounded.
+  HostTensor weight_gradient(const HostTensor& a, const HostTensor& b) const {
+    HostTensor out = product(a, true, b, false);
+    if (kPlain) return out;
+    std::vector<double>& errors = out.row_rounding;
+    errors.assign(static_cast<std::size_t>(a.shape[3]), 0);
+    for (std::int64_t i = 0; i < a.shape[2]; ++i) {
+      double norm = 0;  // the square
+      for (std::int64_t j = 0; j < b.shape[3]; ++j) norm += b.at(0, 0, i, j) * b.at(0, 0, i, j);
+      for (std::size_t row = 0; row < errors.size(); ++row) {
+        const double left = a.at(0, 0, i, static_cast<std::int64_t>(row));
+        errors[row] += left * left * norm;
+      }
+    }
+    for (double& error : errors) error = rounding_error_of(p_.dtype) * std::sqrt(error);
     return out;
   }
   static void add(HostTensor& to, const HostTensor& more) {

@@ -142,6 +142,7 @@ class Computation {
       HostTensor& all = results_[at(to)];
       std::copy(values.data.begin(), values.data.end(), all.data.begin() + static_cast<std::ptrdiff_t>(start));
       all.terms = std::max(all.terms, values.terms);
+      all.row_rounding.insert(all.row_rounding.end(), values.row_rounding.begin(), values.row_rounding.end());
     };
     if (is_forward) {
       HostTensor& out = results_[at(T::kOut)];

@@ -13,7 +13,7 @@ import time
 from . import accuracy, cells, entrants, library, measure, products, report, transformer_np
 
 EXAMPLES = """examples:
-  python -m tessera.bench --json peers.json           79 rows, against FlashAttention-2, 3 and 4 and cuDNN
+  python -m tessera.bench --json peers.json           against FlashAttention-2, 3 and 4 and cuDNN
   python -m tessera.bench --filter d80 --rounds 50
   python -m tessera.bench --suite small --ops forward
   python -m tessera.bench --suite decode
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   python -m tessera.bench --suite np --filter small/all,mid/all
   python -m tessera.bench --suite products --json products.json    GEMM, MLPs, experts, losses and norms
   python -m tessera.bench --suite products --device cpu --dtype fp32
+  python -m tessera.bench --table results/h200/products.json docs/products.md    the page's table, from what --suite products wrote
   python -m tessera.bench --compare first.json second.json
 """
 
@@ -53,6 +54,8 @@ def parse(arguments):
     parser.add_argument("--compare", nargs=2, metavar="FILE",
                         help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
                         f"{report.AGREEMENT - 1:.0%}".replace("%", "%%"))
+    parser.add_argument("--table", nargs=2, metavar="FILE",
+                        help="replace the table of a page by that of what --suite products wrote, and run nothing")
     return parser.parse_args(arguments)
 
 
@@ -200,6 +203,13 @@ def main(arguments=None):
         text, apart = report.compare(*records)
         print(text)
         return fail(apart, 1) if apart else 0
+    if options.table:
+        record, page = (pathlib.Path(name) for name in options.table)
+        try:
+            page.write_text(products.with_table(page.read_text(), json.loads(record.read_text())["cases"]))
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            return fail(f"cannot renew {page}: {problem}")
+        return 0
     try:
         import torch
     except ImportError:

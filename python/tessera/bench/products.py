@@ -475,9 +475,12 @@ def figure(case, entrant):
     return case["copied" if entrant == "copy" else "work"] / seconds / UNITS[case["unit"]]
 
 
+HEADING = "| | unit | Tessera | other entrants | Tessera over the best of PyTorch |"
+
+
 def table(cases):
     """The cases as Markdown: each entrant's figure, and Tessera's speed over the best peer's."""
-    out = ["| | unit | Tessera | other entrants | Tessera over the best of PyTorch |", "|---|---|---|---|---|"]
+    out = [HEADING, "|---|---|---|---|---|"]
     for case in cases:
         if not case["entrants"]:
             out.append(f"| {case['name']} | {case.get('refused') or case['wrong']} | | | |")
@@ -487,6 +490,14 @@ def table(cases):
         best = min(s for name, s in times.items() if name.startswith("pytorch"))
         out.append(f"| {case['name']} | {case['unit']} | {own:.1f} | {others} | {best / times['tessera']:.2f} |")
     return "\n".join(out)
+
+
+def with_table(page, cases):
+    """A page whose first table of products is replaced by that of the cases."""
+    before, found, rest = page.partition(HEADING)
+    if not found:
+        raise ValueError("the page has no table of products")
+    return before + table(cases) + "\n\n" + rest.partition("\n\n")[2]
 
 
 def main(options, environment, state):

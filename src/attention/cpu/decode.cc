@@ -17,7 +17,10 @@ namespace {
 
 std::int64_t size_in(const AttentionProblem& p) { return static_cast<std::int64_t>(size_of(p.dtype)); }
 
-// Rows of the cache that are copied before they are used: out of pages, or from e4m3 to the problem's type.
+// Of rows that are copied. What a scale of its own makes of e4m3 takes fp32.
+DType type_of_copies(const AttentionProblem& p) { return has_key_scales(p) ? DType::kFloat32 : p.dtype; }
+
+// Rows of the cache that are copied before they are used: out of pages, or from e4m3 to another type.
 std::int64_t copied_rows(const TileOps& ops, const AttentionProblem& p) {
   const std::int64_t streamed = p.fp8_cache ? kStreamKeys + kStreamAhead : 0;
   return p.paged || p.fp8_cache ? std::max<std::int64_t>(ops.forward_keys, streamed) : 0;
@@ -54,11 +57,11 @@ struct ThreadScratch {
   static ThreadScratch cut(Arena& arena, const TileOps& ops, const AttentionProblem& p, const Dims& d) {
     ThreadScratch s;
     const std::int64_t elem = static_cast<std::int64_t>(ops.elem);
-    const std::int64_t size = size_in(p);
+    const std::int64_t size = size_in(p), copied = static_cast<std::int64_t>(size_of(type_of_copies(p)));
     s.q = arena.take<char>(d.blocks * kQueryBlock * round_up(p.dim_qk, kPad) * elem);
     s.rows = arena.take<char>(kQueryBlock * std::max(p.dim_qk, p.dim_v) * size);
-    s.k_rows = arena.take<char>(copied_rows(ops, p) * p.dim_qk * size);
-    s.v_rows = arena.take<char>(copied_rows(ops, p) * p.dim_v * size);
+    s.k_rows = arena.take<char>(copied_rows(ops, p) * p.dim_qk * copied);
+    s.v_rows = arena.take<char>(copied_rows(ops, p) * p.dim_v * copied);
     s.k = arena.take<char>(KeyTile::k_bytes(ops, p));
     s.v = arena.take<char>(KeyTile::v_bytes(ops, p));
     s.tile = ScoreScratch::cut(arena, ops);
@@ -125,27 +128,40 @@ Columns columns_of(const AttentionArgs& args, const Dims& dims, std::int64_t b, 
   return columns;
 }
 
+struct Place {
+  std::int64_t row, key;  // of the cache, or a page and a key of it
+};
+Place place_of(const AttentionArgs& args, std::int64_t b, std::int64_t key) {
+  const std::int64_t page_size = args.problem.page_size;
+  if (!args.problem.paged) return {args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b, key};
+  return {args.page_table[b * args.page_table_stride + key / page_size], key % page_size};
+}
+
 char* cache_row(const AttentionArgs& args, const TensorView& cache, std::int64_t b, std::int64_t head_kv,
                 std::int64_t key) {
   const AttentionProblem& p = args.problem;
-  std::int64_t row = args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b;
-  if (p.paged) {
-    row = args.page_table[b * args.page_table_stride + key / p.page_size];
-    key %= p.page_size;
-  }
-  if (!p.fp8_cache) return element(cache, p.dtype, row, key, head_kv);
-  return static_cast<char*>(cache.data) + row * cache.batch_stride + key * cache.seq_stride +
+  const Place at = place_of(args, b, key);
+  if (!p.fp8_cache) return element(cache, p.dtype, at.row, at.key, head_kv);
+  return static_cast<char*>(cache.data) + at.row * cache.batch_stride + at.key * cache.seq_stride +
          head_kv * cache.head_stride;
 }
 
-float scale_of(const ScaleView& scale, std::int64_t b, std::int64_t head_kv) {
-  return scale.data == nullptr ? 1.0f : scale.data[b * scale.batch_stride + head_kv * scale.head_stride];
+// Scales of a whole head; 1 if keys or pages have their own.
+float scale_of(const AttentionArgs& args, const ScaleView& scale, std::int64_t b, std::int64_t head_kv) {
+  if (!args.problem.fp8_cache || has_key_scales(args.problem)) return 1.0f;
+  return scale.data[b * scale.batch_stride + head_kv * scale.head_stride];
+}
+float* key_scale_of(const AttentionArgs& args, const ScaleView& scale, std::int64_t b, std::int64_t head_kv,
+                    std::int64_t key) {
+  const Place at = place_of(args, b, key);
+  return scale.data + at.row * scale.batch_stride + head_kv * scale.head_stride +
+         (args.problem.cache_scales == CacheScales::kPerToken ? at.key : 0);
 }
 
 // The scores of a cache's keys as they are stored are those of the keys with another scale.
 AttentionProblem of_stored_keys(const AttentionArgs& args, std::int64_t b, std::int64_t head_kv) {
   AttentionProblem p = args.problem;
-  p.scale *= scale_of(args.k_scale, b, head_kv);
+  p.scale *= scale_of(args, args.k_scale, b, head_kv);
   return p;
 }
 
@@ -165,8 +181,28 @@ const Values16& e4m3_values_in(const TileOps& ops, DType dtype) {
   return bf16;
 }
 
-// A row of the cache in the problem's type.
-void copy_row(const TileOps& ops, const AttentionProblem& p, const char* row, std::int64_t dim, char* to) {
+// K or V.
+struct Cache {
+  const TensorView& rows;
+  const ScaleView& scales;
+  std::int64_t dim;
+};
+Cache cached_keys(const AttentionArgs& args) { return {args.k, args.k_scale, args.problem.dim_qk}; }
+Cache cached_values(const AttentionArgs& args) { return {args.v, args.v_scale, args.problem.dim_v}; }
+
+// A key's row of the cache, without the scale of its head.
+void copy_row(const TileOps& ops, const AttentionArgs& args, const Cache& cache, std::int64_t b, std::int64_t head_kv,
+              std::int64_t key, char* to) {
+  const AttentionProblem& p = args.problem;
+  const std::int64_t dim = cache.dim;
+  const char* const row = cache_row(args, cache.rows, b, head_kv, key);
+  if (has_key_scales(p)) {
+    const float scale = *key_scale_of(args, cache.scales, b, head_kv, key);
+    const std::array<float, 256>& values = e4m3_values();
+    auto* const out = reinterpret_cast<float*>(to);
+    for (std::int64_t d = 0; d < dim; ++d) out[d] = values[static_cast<unsigned char>(row[d])] * scale;
+    return;
+  }
   if (!p.fp8_cache) {
     std::memcpy(to, row, static_cast<std::size_t>(dim * size_in(p)));
     return;
@@ -182,14 +218,14 @@ void copy_row(const TileOps& ops, const AttentionProblem& p, const char* row, st
 }
 
 // A tile's rows of the cache: in place, or copied.
-Source tile_rows(const TileOps& ops, const AttentionArgs& args, const TensorView& cache, std::int64_t dim,
-                 std::int64_t b, std::int64_t head_kv, std::int64_t key, std::int64_t rows, char* copied) {
+Source tile_rows(const TileOps& ops, const AttentionArgs& args, const Cache& cache, std::int64_t b,
+                 std::int64_t head_kv, std::int64_t key, std::int64_t rows, char* copied) {
   const AttentionProblem& p = args.problem;
-  if (!p.paged && !p.fp8_cache) return {cache_row(args, cache, b, head_kv, key), cache.seq_stride, p.dtype};
-  for (std::int64_t i = 0; i < rows; ++i) {
-    copy_row(ops, p, cache_row(args, cache, b, head_kv, key + i), dim, copied + i * dim * size_in(p));
-  }
-  return {copied, dim, p.dtype};
+  if (!p.paged && !p.fp8_cache) return {cache_row(args, cache.rows, b, head_kv, key), cache.rows.seq_stride, p.dtype};
+  const DType dtype = type_of_copies(p);
+  const std::int64_t row_bytes = cache.dim * static_cast<std::int64_t>(size_of(dtype));
+  for (std::int64_t i = 0; i < rows; ++i) copy_row(ops, args, cache, b, head_kv, key + i, copied + i * row_bytes);
+  return {copied, cache.dim, dtype};
 }
 
 // Rotates the first columns of a row in fp32 and rounds them to the row's type.
@@ -216,6 +252,13 @@ void rotate(const TileOps& ops, const AttentionArgs& args, void* row, std::int64
   ops.store(x, 1, 1, p.rotary_dim, 1.0f, {row, p.rotary_dim, p.dtype});
 }
 
+// The scale of a new key or value, if each has one.
+float row_scale(const float* row, std::int64_t dim) {
+  float largest = 0;
+  for (std::int64_t d = 0; d < dim; ++d) largest = std::fmax(largest, std::abs(row[d]));
+  return std::ldexp(1.0f, largest == 0 ? kLeastScaleExponent : fp8_scale_exponent(largest));
+}
+
 // Writes a KV head's new keys to the cache and its queries, rotated, to the workspace. No other task writes these rows.
 void append(const TileOps& ops, const AttentionArgs& args, const Workspace& space, std::int64_t b, std::int64_t head_kv,
             void* memory) {
@@ -232,7 +275,12 @@ void append(const TileOps& ops, const AttentionArgs& args, const Workspace& spac
     if (rotates) rotate(ops, args, made, position + i, s);
     if (!p.fp8_cache) return;
     ops.widen({made, dim, p.dtype}, 1, dim, s.wide);
-    const float by = scale_of(scale, b, head_kv);
+    float by = scale_of(args, scale, b, head_kv);
+    if (has_key_scales(p)) {
+      float* const kept = key_scale_of(args, scale, b, head_kv, length + i);
+      if (p.cache_scales == CacheScales::kPerToken) *kept = row_scale(s.wide, dim);
+      by = *kept;
+    }
     for (std::int64_t d = 0; d < dim; ++d) row[d] = static_cast<char>(to_e4m3(s.wide[d] / by));
   };
   for (std::int64_t i = 0; i < p.seq_new; ++i) {
@@ -283,21 +331,19 @@ void stream_stretch(const TileOps& ops, const AttentionArgs& args, const Workspa
   const void* v_rows[kStreamKeys + kStreamAhead];
   for (std::int64_t key = begin; key < end; key += kStreamKeys) {
     StreamTile tile;
-    tile.dtype = p.dtype;
+    tile.dtype = type_of_copies(p);
     tile.rows = static_cast<int>(dims.rows);
     tile.keys = static_cast<int>(std::min<std::int64_t>(kStreamKeys, end - key));
     if (columns.last_key <= key || columns.first_key >= key + tile.keys) continue;
-    const auto row = [&, last = end - 1](const TensorView& cache, std::int64_t dim, char* copied,
-                                         int i) -> const void* {
-      const char* const stored = cache_row(args, cache, b, head_kv, std::min(key + i, last));
-      if (!p.fp8_cache) return stored;
-      char* const to = copied + i * dim * size_in(p);
-      copy_row(ops, p, stored, dim, to);
+    const auto row = [&, last = end - 1](const Cache& cache, char* copied, int i) -> const void* {
+      if (!p.fp8_cache) return cache_row(args, cache.rows, b, head_kv, std::min(key + i, last));
+      char* const to = copied + i * cache.dim * static_cast<std::int64_t>(size_of(tile.dtype));
+      copy_row(ops, args, cache, b, head_kv, std::min(key + i, last), to);
       return to;
     };
     for (int i = 0; i < tile.keys + kStreamAhead; ++i) {
-      k_rows[i] = row(args.k, p.dim_qk, s.k_rows, i);
-      v_rows[i] = row(args.v, p.dim_v, s.v_rows, i);
+      k_rows[i] = row(cached_keys(args), s.k_rows, i);
+      v_rows[i] = row(cached_values(args), s.v_rows, i);
     }
     tile.dim_qk = p.dim_qk;
     tile.dim_v = p.dim_v;
@@ -350,9 +396,9 @@ void run_stretch(const TileOps& ops, const AttentionArgs& args, const Workspace&
       const std::int64_t seen = std::min(rows, columns.last_key - key);
       if (seen <= 0 || columns.first_key >= key + rows) continue;
       if (!packed) {
-        ops.pack_lhs(tile_rows(ops, args, args.k, p.dim_qk, b, head_kv, key, rows, s.k_rows), rows, p.dim_qk,
+        ops.pack_lhs(tile_rows(ops, args, cached_keys(args), b, head_kv, key, rows, s.k_rows), rows, p.dim_qk,
                      ops.forward_keys, s.k);
-        ops.pack_lhs_t(tile_rows(ops, args, args.v, p.dim_v, b, head_kv, key, rows, s.v_rows), rows, p.dim_v,
+        ops.pack_lhs_t(tile_rows(ops, args, cached_values(args), b, head_kv, key, rows, s.v_rows), rows, p.dim_v,
                        ops.forward_keys, s.v);
         packed = true;
       }
@@ -396,7 +442,7 @@ void combine(const TileOps& ops, const AttentionArgs& args, const Workspace& spa
   }
   const float shift = headroom(keys);
   alignas(64) float scales[kQueryBlock] = {};
-  const float value_scale = scale_of(args.v_scale, b, head_kv);
+  const float value_scale = scale_of(args, args.v_scale, b, head_kv);
   for (std::int64_t r = 0; r < rows; ++r) scales[r] = inverse_of(total.row_sum[r]) * value_scale;
   ops.store_t(total.accumulator, dim_v, rows, p.dim_v, scales, {gathered, p.dim_v, p.dtype});
   const std::size_t row_bytes = static_cast<std::size_t>(p.dim_v) * size_of(p.dtype);

@@ -48,11 +48,12 @@ inline unsigned char to_e4m3(float value) {
 }
 
 // As kernels/attention/quantize_fp8.cuh has it.
+constexpr int kLeastScaleExponent = -60;
 inline int fp8_scale_exponent(float amax) {
-  constexpr int kBound = 60;
   if (amax == 0) return 0;
   const auto bits = std::bit_cast<std::uint32_t>(amax);
-  return std::clamp(static_cast<int>(bits >> 23) - 127 - 8 + ((bits & 0x7fffffu) > 0x600000u ? 1 : 0), -kBound, kBound);
+  return std::clamp(static_cast<int>(bits >> 23) - 127 - 8 + ((bits & 0x7fffffu) > 0x600000u ? 1 : 0),
+                    kLeastScaleExponent, -kLeastScaleExponent);
 }
 
 inline float load_element(const void* data, DType dtype, std::int64_t at) {

@@ -36,14 +36,15 @@ void decode_packed(const TileOps& ops, const AttentionArgs& args, int threads, v
     if (args.cache_seqlens != nullptr) one.cache_seqlens += b;
     if (args.leftpad_k != nullptr) one.leftpad_k += b;
     if (args.status != nullptr) one.status += b;
-    if (args.problem.fp8_cache) {
-      one.k_scale.data += b * args.k_scale.batch_stride;
-      one.v_scale.data += b * args.v_scale.batch_stride;
+    const std::int64_t row = args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b;
+    if (args.problem.fp8_cache && !(has_key_scales(args.problem) && args.problem.paged)) {
+      const std::int64_t of_scales = has_key_scales(args.problem) ? row : b;
+      one.k_scale.data += of_scales * args.k_scale.batch_stride;
+      one.v_scale.data += of_scales * args.v_scale.batch_stride;
     }
     if (args.problem.paged) {
       one.page_table += b * args.page_table_stride;
     } else {
-      const std::int64_t row = args.cache_batch_idx != nullptr ? args.cache_batch_idx[b] : b;
       const auto cache_row = [&](const TensorView& cache) -> void* {
         if (!args.problem.fp8_cache) return element(cache, dtype, row, 0, 0);
         return static_cast<char*>(cache.data) + row * cache.batch_stride;
@@ -56,10 +57,12 @@ void decode_packed(const TileOps& ops, const AttentionArgs& args, int threads, v
   }
 }
 
+const TileOps* ops_of(const AttentionProblem& p) { return ops_for(has_key_scales(p) ? DType::kFloat32 : p.dtype); }
+
 }  // namespace
 
 std::size_t workspace_bytes(const AttentionProblem& problem, int threads) {
-  const TileOps* ops = ops_for(problem.dtype);
+  const TileOps* ops = ops_of(problem);
   if (ops == nullptr) return 0;
   threads = std::max(threads, 1);
   switch (problem.op) {
@@ -78,7 +81,7 @@ std::size_t workspace_bytes(const AttentionProblem& problem, int threads) {
 }
 
 Status run(const AttentionArgs& args, int threads, void* workspace) {
-  const TileOps* ops = ops_for(args.problem.dtype);
+  const TileOps* ops = ops_of(args.problem);
   if (ops == nullptr) return {TESSERA_UNSUPPORTED, "the CPU backend needs an x86-64 CPU with SSE4.2"};
   threads = std::max(threads, 1);
   try {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "base/arithmetic.h"
@@ -52,7 +51,7 @@ std::uint16_t half_of(float value) {
 
 void widen(DType dtype, const void* data, std::int64_t at, std::int64_t count, float* to) {
   if (dtype == DType::kFloat32) {
-    std::memcpy(to, static_cast<const float*>(data) + at, static_cast<std::size_t>(count) * sizeof(float));
+    std::copy_n(static_cast<const float*>(data) + at, count, to);  // unlike memcpy, takes null pointers if count is 0
     return;
   }
   const std::uint16_t* from = static_cast<const std::uint16_t*>(data) + at;
@@ -64,7 +63,7 @@ void widen(DType dtype, const void* data, std::int64_t at, std::int64_t count, f
 }
 void narrow(DType dtype, const float* from, std::int64_t count, void* data, std::int64_t at) {
   if (dtype == DType::kFloat32) {
-    std::memcpy(static_cast<float*>(data) + at, from, static_cast<std::size_t>(count) * sizeof(float));
+    std::copy_n(from, count, static_cast<float*>(data) + at);
     return;
   }
   std::uint16_t* to = static_cast<std::uint16_t*>(data) + at;
