@@ -333,6 +333,17 @@ def test_gradients_are_refused(device, dtype):
         setattr(case, name, tensor.detach())
 
 
+def test_autograd_notices_an_append(device, dtype):
+    cache = torch.randn(1, 8, 1, 16, device=device, dtype=dtype)
+    x = torch.randn_like(cache[:, :1]).requires_grad_()
+    saved = x * cache  # keeps the cache for x's gradient
+    new = torch.randn(1, 1, 1, 16, device=device, dtype=dtype)
+    length = torch.tensor([3], dtype=torch.int32, device=device)
+    tessera.decode(new, cache, cache.clone(), cache_seqlens=length, k_new=new, v_new=new)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
 def test_explain_says_what_is_appended():
     case = Case([5, 7], "cpu", torch.bfloat16, new=2, rotary=16, interleaved=True)
     answer = tessera.explain(case.q, case.k, case.v, op="decode", **case.options(), batch_invariant=True)
