@@ -321,9 +321,9 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
       wgmma_wait_group<0>();
       wgmma_fence_operand(dv);
     }
-    if constexpr (config.cluster > 1) cluster_arrive_relaxed();
+    if constexpr (config.cluster > 1) cluster_arrive();
     store_all(steps);
-    // Shared memory must be there until the other CTA no longer uses it. Warps that have exited count as arrived.
+    // Shared memory must be there until the other CTA no longer uses it.
     if constexpr (config.cluster > 1) cluster_wait();
   }
 
@@ -451,9 +451,9 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
       wgmma_wait_group<0>();
       wgmma_fence_operand(dk);
     }
-    if constexpr (config.cluster > 1) cluster_arrive_relaxed();
+    if constexpr (config.cluster > 1) cluster_arrive();
     store_all(steps);
-    // Shared memory must be there until the other CTA no longer uses it. Warps that have exited count as arrived.
+    // Shared memory must be there until the other CTA no longer uses it.
     if constexpr (config.cluster > 1) cluster_wait();
   }
 

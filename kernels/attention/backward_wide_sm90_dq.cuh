@@ -221,6 +221,7 @@ struct BackwardWideSm90DqWarpgroup {
         if constexpr (config.deterministic) ++head;
       }
     }
+    if constexpr (config.cluster > 1) cluster_arrive();  // the other CTA's mbarriers must be there until then
   }
 
   // On threads of the producer.

@@ -9,7 +9,9 @@ __forceinline__ unsigned cluster_cta_rank() {
   return rank;
 }
 
-// A barrier of all threads of the cluster. It orders no writes: those that others depend on need a fence before.
+// A barrier of all threads of the cluster; those that have exited count as arrived. The relaxed arrival orders nothing: what
+// others depend on needs a fence before. The other one comes after all that this thread did, at other CTAs' mbarriers, too.
+__forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
@@ -29,8 +31,8 @@ __forceinline__ void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) {
 #if __CUDA_ARCH__ >= 900
 // All threads of all CTAs of the cluster. Writes to shared memory before it are visible after it.
 __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 // The address, in the cluster, of what CTA `rank` has at this CTA's shared address.
