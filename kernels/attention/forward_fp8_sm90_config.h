@@ -25,6 +25,7 @@ struct AttentionForwardFp8Sm90Config {
   bool tile_scales;        // K and V have a scale for each key tile, powers of two; not with k_blocks and v_blocks
   bool rounds_q;           // Q is of dtype: each warp rounds its 16 rows, with a scale of their own
   int promoted_tiles;      // key tiles after which O's sums are added to those in shared memory; 0: never
+  bool q_in_sums;          // rounds_q: Q as it is given is where the sums are, which are not needed before it is rounded
 
   // Fields of the 16-bit forward's Config, which shares its code.
   // NOLINTBEGIN(readability-identifier-naming)
@@ -52,6 +53,7 @@ constexpr void visit_fields(const AttentionForwardFp8Sm90Config& config, Visitor
   visit("tile_scales", config.tile_scales);
   visit("rounds_q", config.rounds_q);
   visit("promoted_tiles", config.promoted_tiles);
+  visit("q_in_sums", config.q_in_sums);
 }
 
 constexpr int block_q_of(const AttentionForwardFp8Sm90Config& config) { return config.consumers * kConsumerRows; }
@@ -65,10 +67,14 @@ constexpr int kFp8MinAtom = AttentionForwardFp8Sm90Config::min_atom;
 
 constexpr int kRowStateBytes = 24;
 
+// q_in_sums: a consumer overwrites its rows of Q alone, so they are a tile of their own.
+constexpr int q_boxes_of(const AttentionForwardFp8Sm90Config& config) { return config.q_in_sums ? config.consumers : 1; }
+
 // V is [stages][dim_v, block_k].
 struct ForwardFp8Sm90Layout : ForwardSm90Layout {
   int q_rounded;  // rounds_q: [block_q, dim_qk]
   int sums;       // promoted_tiles: fp16 [consumers][dim_v / 16][threads of a consumer][8]
+  int sums_part;  // bytes of a consumer
   int row_state;  // [threads of all consumers], kRowStateBytes each
 };
 
@@ -76,13 +82,21 @@ constexpr ForwardFp8Sm90Layout forward_fp8_sm90_layout(const AttentionForwardFp8
   const int q_bytes = tile_bytes(block_q_of(config), fp8_columns(config.dim_qk), config.min_atom);
   ForwardFp8Sm90Layout at = {};
   at.q_stage = config.rounds_q ? tile_bytes(block_q_of(config), config.dim_qk, config.min_atom) : q_bytes;
+  at.sums_part = kConsumerRows * config.dim_v * 2;
+  if (config.q_in_sums) {
+    const int q_part = tile_bytes(kConsumerRows, config.dim_qk, config.min_atom);
+    at.sums_part = q_part > at.sums_part ? q_part : at.sums_part;
+    at.q_stage = config.consumers * at.sums_part;
+  }
   at.k_stage = tile_bytes(config.block_k, fp8_columns(config.dim_qk), config.min_atom);
   at.v_stage = tile_bytes(config.dim_v, fp8_columns(config.block_k), config.min_atom);
   at.k = config.q_stages * at.q_stage;
   at.v = at.k + config.stages * at.k_stage;
   at.q_rounded = at.v + config.stages * at.v_stage;
-  at.sums = at.q_rounded + (config.rounds_q ? q_bytes : 0);
-  at.row_state = at.sums + (config.promoted_tiles > 0 ? block_q_of(config) * config.dim_v * 2 : 0);
+  const int behind_q = at.q_rounded + (config.rounds_q ? q_bytes : 0);
+  const bool own_sums = config.promoted_tiles > 0 && !config.q_in_sums;
+  at.sums = config.q_in_sums ? at.q : behind_q;
+  at.row_state = behind_q + (own_sums ? config.consumers * at.sums_part : 0);
   at.q_full = at.row_state + config.consumers * kWarpgroup * kRowStateBytes;
   at.q_empty = at.q_full + 8 * config.q_stages;
   at.k_full = at.q_empty + 8 * config.q_stages;

@@ -67,11 +67,13 @@ struct ForwardFp8Sm90Math {
   __forceinline__ void round_q(unsigned from, unsigned to) {
     constexpr int kPieces = padded_dim(kQkColumns, config.min_atom) / 8;  // of 16 columns, in a row; the last are zeros
     constexpr int kItems = 16 * kPieces / 32;
+    constexpr int kBoxRows = q_tile_of(config).rows;
+    if constexpr (q_boxes_of(config) > 1) from += rows.consumer * layout_of(config).sums_part;
     const auto row_of = [&](int item) { return rows.first_row() + rows.warp * 16 + (item * 32 + rows.lane) / kPieces; };
     const auto column_of = [&](int item) { return (item * 32 + rows.lane) % kPieces * 16; };
     const auto load = [&](int item, int half) {
       if (column_of(item) >= config.dim_qk) return Words4{};
-      return load_shared_16(from + offset_in_tile(row_of(item), column_of(item) + half * 8, block_q_of(config),
+      return load_shared_16(from + offset_in_tile(row_of(item) % kBoxRows, column_of(item) + half * 8, kBoxRows,
                                                   config.dim_qk, config.min_atom));
     };
     unsigned most = 0;
@@ -130,7 +132,7 @@ struct ForwardFp8Sm90Math {
   static constexpr int kSumsPitch = kWarpgroup * 16;  // of two tiles of 8 columns
   __forceinline__ unsigned sums() const {
     extern __shared__ __align__(kTileAlignment) unsigned char memory[];
-    return shared_address(memory) + layout_of(config).sums + rows.consumer * (kConsumerRows * config.dim_v * 2) +
+    return shared_address(memory) + layout_of(config).sums + rows.consumer * layout_of(config).sums_part +
            (recomputed(rows.warp) * 32 + rows.lane) * 16;
   }
   // What a thread holds of its two rows in shared memory, for lack of registers: pairs of floats, at these offsets.
@@ -222,6 +224,7 @@ struct ForwardFp8Sm90Math {
       wgmma_wait_group<0>();
       finish_output();
       add_sums();
+      if constexpr (config.q_in_sums) fence_proxy_async();  // TMA writes there next
     }
   }
 

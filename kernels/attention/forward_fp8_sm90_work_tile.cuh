@@ -8,8 +8,9 @@
 namespace tessera {
 
 constexpr TileShape q_tile_of(const AttentionForwardFp8Sm90Config& config) {
-  return {block_q_of(config), config.rounds_q ? config.dim_qk : fp8_columns(config.dim_qk)};
+  return {block_q_of(config) / q_boxes_of(config), config.rounds_q ? config.dim_qk : fp8_columns(config.dim_qk)};
 }
+constexpr bool loads_q_late(const AttentionForwardFp8Sm90Config& config) { return config.q_in_sums; }
 constexpr TileShape k_tile_of(const AttentionForwardFp8Sm90Config& config) {
   return {config.block_k, fp8_columns(config.dim_qk)};
 }

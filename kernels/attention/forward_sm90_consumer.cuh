@@ -18,6 +18,7 @@ struct ForwardSm90Consumer {
   using WorkTileInfo = ForwardSm90WorkTileInfo;
   static constexpr auto kAt = layout_of(config);
   static constexpr int kValueTiles = config.dim_v / 8;
+  static constexpr bool kReleasesQLate = loads_q_late(config);
   static constexpr int kStep = config.intra_cta_split ? config.consumers : 1;  // from one key tile to the next
   static constexpr int kPingPongBarrier = 1;  // named barrier of consumer 0; those of the other consumers follow
 
@@ -88,6 +89,7 @@ struct ForwardSm90Consumer {
       if (tiles.sees_keys()) main_loop(tiles);
       for (int i = 0; i < tiles.after(); ++i) skip_tile();
       math.finish();
+      if constexpr (kReleasesQLate) release_q();
       epilogue(read_info(work_pipe.index));  // again: registers are scarce until here
       work_pipe.advance();
     }
@@ -175,14 +177,14 @@ struct ForwardSm90Consumer {
     if (tiles.sees_keys()) {
       if constexpr (Math::kRoundsQ) {
         math.round_q(q_stage(), q_tile());
-        release_q();
+        if constexpr (!kReleasesQLate) release_q();
       }
       math.load_scales(tiles.last);
       ping_pong_wait();
       wgmma_fence();
       issue_scores();
       ping_pong_arrive();
-    } else {
+    } else if constexpr (!kReleasesQLate) {
       release_q();
     }
   }

@@ -9,6 +9,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/tma_prefetch.cuh"
 #include "tile/kv_cache.cuh"
 #include "tile/mask.h"
 #include "tile/pipeline.cuh"
@@ -24,6 +25,7 @@ struct ForwardSm90Producer {
   static constexpr int kMinAtom = config.min_atom;
   // Number of K tiles that are loaded before the first V tile: one for each consumer that starts with S.
   static constexpr int kAhead = config.intra_cta_split ? config.consumers : 1;
+  static constexpr bool kLoadsQLate = loads_q_late(config);  // with kAhead = 1
 
   const Params& p;
   unsigned shared;
@@ -45,6 +47,11 @@ struct ForwardSm90Producer {
   template <TileShape shape>
   __forceinline__ void load(unsigned destination, const AtomMaps& maps, unsigned full, int x, int y, int head, int z) {
     mbarrier_arrive_expect_tx(full, shape.rows * padded_dim(shape.columns, kMinAtom) * 2);
+    load_atoms<shape>(destination, maps, full, x, y, head, z);
+  }
+  template <TileShape shape>
+  __forceinline__ void load_atoms(unsigned destination, const AtomMaps& maps, unsigned full, int x, int y, int head,
+                                  int z) {
 #pragma unroll
     for (int column = 0; column < padded_dim(shape.columns, kMinAtom);
          column += atom_at(shape.columns, kMinAtom, column).width) {
@@ -118,8 +125,30 @@ struct ForwardSm90Producer {
     if constexpr (config.pack_gqa) {
       const int query = origin.y + WorkTileInfo::query_at<config>(p, info.first_q);
       load<q_tile_of(config)>(destination, p.q, full, 0, head, query, origin.z);
+    } else if constexpr (q_boxes_of(config) > 1) {
+      constexpr TileShape kBox = q_tile_of(config);
+      constexpr int kBoxes = q_boxes_of(config);
+      mbarrier_arrive_expect_tx(full, kBoxes * kBox.rows * padded_dim(kBox.columns, kMinAtom) * 2);
+#pragma unroll 1
+      for (int box = 0; box < kBoxes; ++box) {
+        load_atoms<kBox>(destination + box * (kAt.q_stage / kBoxes), p.q, full, 0,
+                         origin.y + info.first_q + box * kBox.rows, head, origin.z);
+      }
     } else {
       load<q_tile_of(config)>(destination, p.q, full, 0, origin.y + info.first_q, head, origin.z);
+    }
+  }
+  // loads_q_late: from there it comes soon when its stage is free.
+  __forceinline__ void prefetch_q(const WorkTileInfo& info, const RowOrigin& origin) const {
+    constexpr TileShape kBox = q_tile_of(config);
+#pragma unroll 1
+    for (int box = 0; box < q_boxes_of(config); ++box) {
+#pragma unroll
+      for (int column = 0; column < padded_dim(kBox.columns, kMinAtom);
+           column += atom_at(kBox.columns, kMinAtom, column).width) {
+        tma_prefetch_l2(p.q.by_width[map_index(atom_at(kBox.columns, kMinAtom, column).width)], column,
+                        origin.y + info.first_q + box * kBox.rows, static_cast<int>(info.head), origin.z);
+      }
     }
   }
   __forceinline__ Keys keys_of(const WorkTileInfo& info) const {
@@ -280,6 +309,12 @@ struct ForwardSm90Producer {
     for (unsigned round = 1; index < p.columns * p.q_tiles; ++round) {
       const WorkTileInfo info = info_of(index);
       index = next_index(round);
+      if constexpr (kLoadsQLate) {
+        if (info.has_keys()) {
+          prefetch_q(info, row_origin(p.cu_seqlens_q, info.batch, p.seq_q, info.len_q));
+          load_k(info.last_tile, keys_of(info));  // while the previous work tile still holds the stage of Q
+        }
+      }
       const unsigned q_full = acquire_q();
       write(info);
       if (!info.has_keys()) {
@@ -292,7 +327,7 @@ struct ForwardSm90Producer {
       if (is_leader()) load_q(info, q_full, q_origin);
       q_pipe.advance();
       if constexpr (config.page_box > 0) k_page = v_page = page_of(info.last_tile, keys);
-      for (int tile = info.last_tile + kAhead; tile >= info.first_tile; --tile) {
+      for (int tile = info.last_tile + (kLoadsQLate ? 0 : kAhead); tile >= info.first_tile; --tile) {
         if (tile - kAhead >= info.first_tile) load_k(tile - kAhead, keys);
         if (tile <= info.last_tile) load_v(tile, keys);
       }

@@ -44,13 +44,8 @@ constexpr Tile tile_of(int dim_qk, int dim_v, bool score_mod, bool k_blocks, std
 }
 
 // The forward rounds q itself, and k and v come with scales of its key tiles, so that no CTA of the quantiser waits for
-// another. Residuals and rotations are of whole heads' keys and of q alike. Above head dim 192, Q as it is given has no room
-// beside the sums of long sequences.
-bool rounds_tiles(const AttentionProblem& p) {
-  constexpr std::int64_t kLargestDim = 192;
-  const bool has_room = std::max(p.dim_qk, p.dim_v) <= kLargestDim || !needs_fp32_sums(p);
-  return p.rounds_to_fp8 && !p.rotates && !p.residuals && has_room;
-}
+// another. Residuals and rotations are of whole heads' keys and of q alike.
+bool rounds_tiles(const AttentionProblem& p) { return p.rounds_to_fp8 && !p.rotates && !p.residuals; }
 
 // given: before as_e4m3, as in all functions below.
 std::vector<Config> default_configs(const AttentionProblem& given) {
@@ -63,6 +58,8 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
   // run ahead in, one stores its rows while another computes.
   const bool promotes = needs_fp32_sums(p);
   const int dim = std::max(qk, v);
+  // Above it, Q as it is given has no room beside the sums of long sequences.
+  constexpr int kLargestDimWithRoom = 192;
   const bool run_ahead = rounds && masked && !score_mod && dim <= 128 && (promotes || dim % 64 == 0);
   const int stages_ahead = promotes && dim > 64 ? 4 : 5;
   const auto add = [&](const Tile& tile, bool dynamic_scheduler) {
@@ -81,7 +78,8 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
                        .v_blocks = p.v_scale_block > 0,
                        .tile_scales = rounds,
                        .rounds_q = rounds,
-                       .promoted_tiles = promotes ? kMostPromotedKeys / tile.block_k : 0});
+                       .promoted_tiles = promotes ? kMostPromotedKeys / tile.block_k : 0,
+                       .q_in_sums = rounds && promotes && dim > kLargestDimWithRoom});
   };
   Tile tile = tile_of(qk, v, score_mod, k_blocks, p.v_scale_block);
   if (run_ahead && promotes && dim > 80 && dim <= 96) tile.block_k = 96;  // 128 keys would spill a register
@@ -101,21 +99,23 @@ bool fits(const Config& c, const AttentionProblem& given, const Device& device) 
                           c.masked == is_masked(p) && c.score_mod == has_score_mod(p) &&
                           c.k_blocks == (p.k_scale_block > 0) && c.v_blocks == (p.v_scale_block > 0) &&
                           c.tile_scales == rounds_tiles(given) && c.rounds_q == rounds_tiles(given);
-  const bool promotes = needs_fp32_sums(p) ? c.promoted_tiles > 0 && c.promoted_tiles * c.block_k <= kMostPromotedKeys
+  const bool promotes_sums = c.promoted_tiles > 0;
+  const bool promotes = needs_fp32_sums(p) ? promotes_sums && c.promoted_tiles * c.block_k <= kMostPromotedKeys
                                            : c.promoted_tiles == 0;
   return of_problem && promotes && c.consumers >= 2 && c.consumers <= 3 && c.block_k >= 32 && c.block_k % 32 == 0 &&
          c.block_k <= 256 && c.stages >= 2 && c.stages <= 8 && (c.q_stages == 1 || c.q_stages == 2) &&
          (!c.k_blocks || c.block_k % kScaleKeys == 0) && (!c.v_blocks || p.v_scale_block % c.block_k == 0) &&
-         (!c.v_blocks || c.block_k >= 64) && fits_shared_memory(c, device);
+         (!c.v_blocks || c.block_k >= 64) && (!c.q_in_sums || (c.rounds_q && promotes_sums && c.q_stages == 1)) &&
+         fits_shared_memory(c, device);
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
   return {
-      .name = format("attention_forward_fp8_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+      .name = format("attention_forward_fp8_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                      config.dim_v, block_q_of(config), config.block_k, config.masked ? "_masked" : "",
                      config.score_mod ? "_score_mod" : "", config.dynamic_scheduler ? "_dynamic" : "",
                      config.k_blocks ? "_k_blocks" : "", config.v_blocks ? "_v_blocks" : "",
-                     config.rounds_q ? "_rounds_q" : "", config.promoted_tiles > 0 ? "_promotes" : ""),
+                     config.rounds_q ? "_rounds_q" : "", config.promoted_tiles > 0 ? "_promotes" : "", config.q_in_sums ? "_q_in_sums" : ""),
       .header = "attention/forward_fp8_sm90.cuh",
       .entry = "attention_forward_fp8_sm90",
       .params = "AttentionForwardFp8Sm90Params",
@@ -217,7 +217,7 @@ Status enqueue(const Config& config, const AttentionArgs& given, const engine::L
   AtomBoxes q, k, v;
   const std::int64_t columns = fp8_columns(static_cast<int>(p.dim_qk));
   Status s = config.rounds_q
-                 ? atom_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config), kFp8MinAtom, q)
+                 ? atom_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config) / q_boxes_of(config), kFp8MinAtom, q)
                  : atom_boxes(halved(args.q), query_extents(p, columns), block_q_of(config), kFp8MinAtom, q);
   if (s.ok()) s = atom_boxes(halved(args.k), key_extents(p, columns), config.block_k, kFp8MinAtom, k);
   if (s.ok()) s = value_boxes(p, transposed, config.block_k, v);
@@ -325,7 +325,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     list.push_back(list.back());
     (dim == 128 ? list.back().residuals : list.back().rotates) = true;
   }
-  for (const int dim : {96, 128}) {
+  for (const int dim : {96, 128, 256}) {
     list.push_back(with_variant(representative(device, AttentionOp::kForward, dim, dim), {true, false}));
     list.back().rounds_to_fp8 = true;
   }
