@@ -25,7 +25,7 @@ struct AttentionForwardFp8Sm90Config {
   bool tile_scales;        // K and V have a scale for each key tile, powers of two; not with k_blocks and v_blocks
   bool rounds_q;           // Q is of dtype: each warp rounds its 16 rows, with a scale of their own
   int promoted_tiles;      // key tiles after which O's sums are added to those in shared memory; 0: never
-  bool q_in_sums;          // rounds_q: Q as it is given is where the sums are, which are not needed before it is rounded
+  bool q_in_sums;  // rounds_q: Q as it is given is where the sums are, which are not needed before it is rounded
 
   // Fields of the 16-bit forward's Config, which shares its code.
   // NOLINTBEGIN(readability-identifier-naming)
@@ -68,7 +68,9 @@ constexpr int kFp8MinAtom = AttentionForwardFp8Sm90Config::min_atom;
 constexpr int kRowStateBytes = 24;
 
 // q_in_sums: a consumer overwrites its rows of Q alone, so they are a tile of their own.
-constexpr int q_boxes_of(const AttentionForwardFp8Sm90Config& config) { return config.q_in_sums ? config.consumers : 1; }
+constexpr int q_boxes_of(const AttentionForwardFp8Sm90Config& config) {
+  return config.q_in_sums ? config.consumers : 1;
+}
 
 // V is [stages][dim_v, block_k].
 struct ForwardFp8Sm90Layout : ForwardSm90Layout {

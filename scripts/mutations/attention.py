@@ -42,6 +42,7 @@ MANY_PAGES = ("full", "dec/bf16/b16_sq1_sk1200")
 SHARED_KEYS = ("full", "dec/bf16/b2_sq1_sk4096_h8:1_d128")
 FP8 = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128")
 FP8_ROUNDS = ("sm_90a", "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q_promotes")
+FP8_Q_IN_SUMS = ("sm_90a", "attention_forward_fp8_sm90_bf16_d256x256_128x96_rounds_q_promotes_q_in_sums")
 FP8_PROMOTES = ("sm_90a", "attention_forward_fp8_sm90_bf16_d64x64_192x128_promotes")
 FP8_TRANSPOSE = ("sm_90a", "value_transpose")
 FP8_QUANTIZE = ("sm_90a", "quantize_fp8_bf16_d128x128_transposes")
@@ -100,9 +101,14 @@ ATTENTION = (
              FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=MANY_ROUNDED, repeat=5, race=True, delayed=True,
              excuse="unseen: wgmma makes the warps of a warpgroup wait for each other, though PTX does not promise it"),
     Mutation("fp8_forward_releases_q_before_it_is_rounded", "attention/forward_sm90_consumer.cuh",
-             (("        math.round_q(q_stage(), q_tile());\n        release_q();\n",
-               "        release_q();\n        math.round_q(q_stage(), q_tile());\n"),),
+             (("        math.round_q(q_stage(), q_tile());\n        if constexpr (!kReleasesQLate) release_q();\n",
+               "        if constexpr (!kReleasesQLate) release_q();\n        math.round_q(q_stage(), q_tile());\n"),),
              FP8_ROUNDS, "attention_forward_fp8_sm90", "native", verify=MANY_ROUNDED, repeat=5, race=True, delayed=True),
+    Mutation("fp8_forward_loads_q_over_sums", "attention/forward_sm90_consumer.cuh",
+             (("      math.finish();\n      if constexpr (kReleasesQLate) release_q();\n",
+               "      if constexpr (kReleasesQLate) release_q();\n      math.finish();\n"),),
+             FP8_Q_IN_SUMS, "attention_forward_fp8_sm90", "native", verify=("full", "sk1100_h140:70_d256"), repeat=5,
+             race=True, delayed=True),
     Mutation("fp8_forward_does_not_rescale", "attention/fp8_softmax.cuh",
              (("raised[half] && !is_first[half] ? fast_exp2(shift) : 1.0f", "1.0f"),),
              FP8, "attention_forward_fp8_sm90", "native", verify=("hostile", "fwd/e4m3")),

@@ -100,8 +100,8 @@ bool fits(const Config& c, const AttentionProblem& given, const Device& device) 
                           c.k_blocks == (p.k_scale_block > 0) && c.v_blocks == (p.v_scale_block > 0) &&
                           c.tile_scales == rounds_tiles(given) && c.rounds_q == rounds_tiles(given);
   const bool promotes_sums = c.promoted_tiles > 0;
-  const bool promotes = needs_fp32_sums(p) ? promotes_sums && c.promoted_tiles * c.block_k <= kMostPromotedKeys
-                                           : c.promoted_tiles == 0;
+  const bool promotes =
+      needs_fp32_sums(p) ? promotes_sums && c.promoted_tiles * c.block_k <= kMostPromotedKeys : c.promoted_tiles == 0;
   return of_problem && promotes && c.consumers >= 2 && c.consumers <= 3 && c.block_k >= 32 && c.block_k % 32 == 0 &&
          c.block_k <= 256 && c.stages >= 2 && c.stages <= 8 && (c.q_stages == 1 || c.q_stages == 2) &&
          (!c.k_blocks || c.block_k % kScaleKeys == 0) && (!c.v_blocks || p.v_scale_block % c.block_k == 0) &&
@@ -110,20 +110,20 @@ bool fits(const Config& c, const AttentionProblem& given, const Device& device) 
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {
-      .name = format("attention_forward_fp8_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
-                     config.dim_v, block_q_of(config), config.block_k, config.masked ? "_masked" : "",
-                     config.score_mod ? "_score_mod" : "", config.dynamic_scheduler ? "_dynamic" : "",
-                     config.k_blocks ? "_k_blocks" : "", config.v_blocks ? "_v_blocks" : "",
-                     config.rounds_q ? "_rounds_q" : "", config.promoted_tiles > 0 ? "_promotes" : "", config.q_in_sums ? "_q_in_sums" : ""),
-      .header = "attention/forward_fp8_sm90.cuh",
-      .entry = "attention_forward_fp8_sm90",
-      .params = "AttentionForwardFp8Sm90Params",
-      .config = jit::config_text("AttentionForwardFp8Sm90Config", config),
-      .threads = threads_of(config),
-      .min_blocks = 1,
-      .dynamic_smem_bytes = forward_fp8_sm90_layout(config).bytes,
-      .pdl = true};
+  return {.name = format("attention_forward_fp8_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}{}", name_of(config.dtype),
+                         config.dim_qk, config.dim_v, block_q_of(config), config.block_k,
+                         config.masked ? "_masked" : "", config.score_mod ? "_score_mod" : "",
+                         config.dynamic_scheduler ? "_dynamic" : "", config.k_blocks ? "_k_blocks" : "",
+                         config.v_blocks ? "_v_blocks" : "", config.rounds_q ? "_rounds_q" : "",
+                         config.promoted_tiles > 0 ? "_promotes" : "", config.q_in_sums ? "_q_in_sums" : ""),
+          .header = "attention/forward_fp8_sm90.cuh",
+          .entry = "attention_forward_fp8_sm90",
+          .params = "AttentionForwardFp8Sm90Params",
+          .config = jit::config_text("AttentionForwardFp8Sm90Config", config),
+          .threads = threads_of(config),
+          .min_blocks = 1,
+          .dynamic_smem_bytes = forward_fp8_sm90_layout(config).bytes,
+          .pdl = true};
 }
 
 // Boxes of Dv rows and block_k keys of V transposed. Packed, columns end with each sequence, as rows of q and k do
@@ -216,9 +216,10 @@ Status enqueue(const Config& config, const AttentionArgs& given, const engine::L
   if (!scope.ok()) return scope.status();
   AtomBoxes q, k, v;
   const std::int64_t columns = fp8_columns(static_cast<int>(p.dim_qk));
-  Status s = config.rounds_q
-                 ? atom_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config) / q_boxes_of(config), kFp8MinAtom, q)
-                 : atom_boxes(halved(args.q), query_extents(p, columns), block_q_of(config), kFp8MinAtom, q);
+  Status s =
+      config.rounds_q
+          ? atom_boxes(args.q, query_extents(p, p.dim_qk), block_q_of(config) / q_boxes_of(config), kFp8MinAtom, q)
+          : atom_boxes(halved(args.q), query_extents(p, columns), block_q_of(config), kFp8MinAtom, q);
   if (s.ok()) s = atom_boxes(halved(args.k), key_extents(p, columns), config.block_k, kFp8MinAtom, k);
   if (s.ok()) s = value_boxes(p, transposed, config.block_k, v);
   if (s.ok()) s = encode_all(q, params.q);

@@ -26,6 +26,8 @@ constexpr Row kRows[] = {
      "attention_forward_fp8_sm90_bf16_d128x128_192x96_rounds_q"},
     {"sm_90a", "--sq 4096 --hq 16 --d 128 --fp8 --causal --window 255 0",
      "attention_forward_fp8_sm90_bf16_d128x128_192x96_masked_dynamic_rounds_q"},
+    {"sm_90a", "--sq 4096 --hq 8 --d 256 --fp8",
+     "attention_forward_fp8_sm90_bf16_d256x256_128x96_rounds_q_promotes_q_in_sums"},
     {"sm_89", "--sq 4096 --hq 16 --d 256 --fp8 --causal --window 255 0",
      "attention_forward_fp8_bf16_d256x256_64w4_masked"},
     {"sm_90a", "--op decode --sq 512 --sk 8192 --hq 32 --hkv 8 --d 128 --causal",

@@ -57,6 +57,8 @@ void add_full_fp8(std::vector<Case>& out) {
   add({1, 130, 700, 2, 1, 128, 128}, {rounded_to_fp8(), uneven(192)});
   add({1, 130, 400, 133, 133, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});  // the dynamic scheduler
   add({2, 130, 100, 200, 50, 16, 16}, {rounded_to_fp8()});  // the next Q is loaded as soon as this one is released
+  // Q is loaded where the sums of the work tile before were.
+  add({1, 130, 1100, 140, 70, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});
