@@ -234,6 +234,17 @@ void add_full_decode(std::vector<Case>& out, DType dtype) {
     add({1, 1, 2000, 16, 16, 64, 64}, {cache_lengths({1999})});
     add({1, 16, 2000, 64, 8, 64, 64}, {cache_lengths({1999})});  // two row blocks
   }
+  // So many row blocks that no clusters of all fit a large GPU, and so few that CTAs share the keys of each.
+  if (dtype == DType::kBFloat16) {
+    add({1, 1, 1000, 64, 64, 128, 128}, {});
+    add({1, 1, 1000, 64, 64, 128, 128}, {e4m3_cache()});
+    add({1, 1, 1000, 64, 64, 80, 80}, {});
+    add({1, 16, 600, 64, 64, 128, 128}, {causal(), cache_lengths({599})});
+    add({1, 20, 600, 64, 64, 64, 64}, {causal()});
+    add({3, 1, 700, 128, 32, 64, 64}, {cache_lengths({700, 0, 333})});
+    add({3, 1, 700, 64, 32, 128, 128}, {cache_lengths({699, 0, 333}), append(1), rotary(128)});
+    add({3, 1, 700, 64, 32, 128, 128}, {cache_lengths({700, 0, 333}), paged(16)});
+  }
   // So many tiles that every stage is used often.
   if (dtype == DType::kBFloat16) add({2, 1, 33800, 8, 8, 16, 16}, {cache_lengths({33800, 30011})});
   // Rows of a group: queries times heads.
