@@ -48,7 +48,8 @@ constexpr BackwardTile backward_tile(int arch, int dim_qk, int dim_v, bool maske
   }
   if (dim <= 64) return {64, 64, 4, 2, score_mod ? 0 : masked ? dim / 16 : steps, masked ? 2 : 16, 3};
   if (dim <= 96) return {64, 128, 8, 2, score_mod ? 0 : steps, 16, 1};
-  if (dim <= 128) return {64, 128, 8, 2, score_mod ? 0 : masked && dim == 128 ? 6 : 4, 16, 1};
+  const int kept = dim_qk != dim_v ? 2 : masked && dim == 128 ? 6 : 4;
+  if (dim <= 128) return {64, 128, 8, 2, score_mod ? 0 : kept, 16, 1};
   return {64, 64, 8, 2, 0, masked ? 2 : 16, 1};
 }
 
@@ -330,6 +331,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   add(80, 64, {true, true}, false);
   for (const int dim : {128, 256}) add(dim, dim, {true, false}, false);
   add(192, 128, {true, false}, true);
+  if (device.compute == 90) add(112, 128, {true, false}, true);
   return list;
 }
 

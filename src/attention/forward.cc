@@ -38,6 +38,13 @@ constexpr ForwardTile forward_tile(int arch, int dim_qk, int dim_v, bool masked,
   return masked || dim < 128 || arch != 90 ? ForwardTile{128, 32, 4} : ForwardTile{128, 64, 4};
 }
 
+// Without 16-byte copies, data in flight is in registers, which leaves fewer for the scores.
+constexpr ForwardTile staged_forward_tile(int arch, int dim, bool score_mod, bool cache_or_chunks) {
+  if (dim > 128) return {64, 16, 4};
+  if (dim > 96 || cache_or_chunks) return {64, 32, 4};
+  return {arch < 80 || dim > 64 || score_mod ? 64 : 128, 64, 4};
+}
+
 // Wastes less if the mask cuts through many tiles or there are few queries.
 constexpr ForwardTile small_forward_tile(const ForwardTile& large, int arch) {
   return arch < 80 || large.block_q == 64 ? large : ForwardTile{64, 64, 4};
@@ -67,8 +74,9 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
             .paged = p.paged};
   };
   const bool cache_or_chunks = p.op == AttentionOp::kDecode || p.chunk > 0;
-  ForwardTile large = forward_tile(device.compute, dim_qk, dim_v, masked, score_mod, cache_or_chunks);
-  if (cache_or_chunks && !p.vectors) large = {64, std::max(dim_qk, dim_v) <= 128 ? 32 : 16, 4};
+  const ForwardTile large =
+      p.vectors ? forward_tile(device.compute, dim_qk, dim_v, masked, score_mod, cache_or_chunks)
+                : staged_forward_tile(device.compute, std::max(dim_qk, dim_v), score_mod, cache_or_chunks);
   const ForwardTile small = small_forward_tile(large, device.compute);
   std::vector<Config> configs = {config_of(large, false)};
   if (small.block_q != large.block_q || small.block_k != large.block_k) configs.push_back(config_of(small, false));
@@ -203,9 +211,12 @@ std::vector<AttentionProblem> representatives(const Device& device) {
       list.back().alignment = Alignment::kBottomRight;
     }
   }
-  AttentionProblem unaligned = with_variant(representative(device, AttentionOp::kForward, 80, 64), {true, true});
-  unaligned.vectors = unaligned.tensor_maps = false;
-  list.push_back(unaligned);
+  const auto add_unaligned = [&](int dim_qk, int dim_v, const Variant& variant) {
+    list.push_back(with_variant(representative(device, AttentionOp::kForward, dim_qk, dim_v), variant));
+    list.back().vectors = list.back().tensor_maps = false;
+  };
+  add_unaligned(80, 64, {true, true});
+  for (const int dim : {64, 96, 128, 248}) add_unaligned(dim, dim, {dim != 64, dim == 96});
   if (device.compute > 80 && device.compute != 90) return list;
   for (const int dim : {64, 128, 256}) {
     for (const bool paged : {false, true}) {

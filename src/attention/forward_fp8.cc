@@ -18,7 +18,7 @@ using Config = AttentionForwardFp8Config;
 
 // 32 rows per warp halve the shared-memory traffic of 16, where the registers suffice.
 Config config_for(const AttentionProblem& p) {
-  constexpr std::int64_t kLargestDimOf32Rows = 80;
+  constexpr std::int64_t kLargestDimOf32Rows = 64;
   const bool score_mod = has_score_mod(p);
   const bool wide = std::max(p.dim_qk, p.dim_v) <= kLargestDimOf32Rows && !score_mod;
   return {.dtype = p.dtype,
@@ -141,7 +141,7 @@ std::vector<AttentionProblem> representatives(const Device& device) {
     if (dim_v > kLargestSummedDim) list.back().seq_q = list.back().seq_k = kTruncatedKeys;
   };
   for (const int dim : {64, 80, 128, 256}) add(dim, dim, {true, false}, 0);
-  add(128, 128, {false, false}, 0);
+  for (const int dim : {80, 128}) add(dim, dim, {false, false}, 0);
   add(64, 64, {true, true}, 64);
   add(256, 256, {true, true}, 128);
   list.push_back(representative(device, AttentionOp::kForward, 128, 128));

@@ -122,6 +122,44 @@ TEST(AttentionSelect, few_queries_get_a_tile_of_few_rows) {
   EXPECT_FALSE(sums_in_halves(512, 64));
 }
 
+// Configs that the compile gate showed to spill or to serialise wgmma are not chosen.
+TEST(AttentionSelect, unaligned_rows_leave_registers_for_copies_in_flight) {
+  for (const Device& gpu : gpus()) {
+    for (const std::int64_t dim : {56, 96, 128, 136, 256}) {
+      for (const float softcap : {0.0f, 30.0f}) {
+        AttentionProblem p = problem(AttentionOp::kForward, 2048, dim);
+        p.softcap = softcap;
+        p.vectors = p.tensor_maps = false;
+        const auto config = main_of<AttentionForwardConfig>(chosen(p, gpu));
+        ASSERT_TRUE(config) << gpu.name << " " << dim;
+        const int keys = dim > 128 ? 16 : dim > 96 ? 32 : 64;
+        EXPECT_LE(config->block_k, keys) << gpu.name << " " << dim;
+        EXPECT_LE(config->block_q, dim <= 64 && gpu.compute >= 80 && softcap == 0 ? 128 : 64) << gpu.name << " " << dim;
+      }
+    }
+  }
+}
+
+TEST(AttentionSelect, backward_keeps_what_ptxas_has_registers_for) {
+  const Device hopper = *cuda_device("sm_90a");
+  const auto kept_steps = [&](std::int64_t dim_qk, std::int64_t dim_v, std::int64_t keys) {
+    AttentionProblem p = problem(AttentionOp::kBackward, keys, dim_qk);
+    p.dim_v = dim_v;
+    return main_of<AttentionBackwardSm90Config>(chosen(p, hopper))->kept_k_steps;
+  };
+  EXPECT_EQ(kept_steps(40, 40, 64), 1);
+  EXPECT_EQ(kept_steps(40, 40, 512), 3);
+  EXPECT_EQ(kept_steps(56, 104, 512), 3);
+  EXPECT_EQ(kept_steps(56, 112, 512), 4);
+
+  AttentionProblem p = problem(AttentionOp::kBackward, 2048, 128);
+  p.causal = true;
+  const Device portable = *cuda_device("sm_90");
+  EXPECT_EQ(main_of<AttentionBackwardConfig>(chosen(p, portable))->kept_steps, 6);
+  p.dim_qk = 112;
+  EXPECT_EQ(main_of<AttentionBackwardConfig>(chosen(p, portable))->kept_steps, 2);
+}
+
 TEST(AttentionSelect, gqa_is_packed_on_hopper_if_there_are_few_queries) {
   const Device gpu = *cuda_device("sm_90a");
   AttentionProblem p = problem(AttentionOp::kForward, 1, 128);
