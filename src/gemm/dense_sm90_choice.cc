@@ -122,8 +122,10 @@ Choice choice_of(const GemmProblem& p, const Device& device, const Tile& tile, i
 }
 
 // The widest tile of 128 rows for which the sums of a whole tile and the epilogue fit a consumer's registers; 0: none. An
-// epilogue that accesses matrices directly needs many.
+// epilogue that accesses matrices directly needs many, and so does one of ragged rows that computes an activation and stores
+// what it took, too.
 int widest_ping_pong(const GemmProblem& p, const Access& access) {
+  if (p.grouping == kRaggedRows && p.preactivation && p.activation > kRelu) return 0;
   const int matrices = (p.residual ? 1 : 0) + (p.gradient ? 1 : 0) + (p.preactivation ? 1 : 0);
   if (matrices > (access.staged != kStagedNone ? 1 : 0)) return 0;
   if (!access.tma_store) return 128;  // copies of rows need registers, too

@@ -210,6 +210,26 @@ TEST(Choice, is_the_fastest_tile_that_was_measured) {
   }
 }
 
+// Experts without a gate, in training: with ping-pong consumers of 128 rows, ptxas spills hundreds of bytes.
+TEST(Choice, ragged_rows_that_store_what_an_activation_takes_are_not_offered_wide_ping_pong_tiles) {
+  const engine::Device device = gpu("sm_90a");
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  for (const bool preactivation : {false, true}) {
+    GemmProblem p = product_of(65536, 1408, 2048);
+    p.op = GemmOp::kGrouped;
+    p.grouping = kRaggedRows;
+    p.groups = 64;
+    p.activation = kSilu;
+    p.preactivation = preactivation;
+    bool offered = false;
+    for (const engine::Offer& offer : sm90->offers(p, device)) {
+      const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(offer.config, "main"));
+      offered |= main->ping_pong && main->block_m == 128;
+    }
+    EXPECT_EQ(offered, !preactivation);
+  }
+}
+
 // Of 132 multiprocessors, 16 tiles times eight groups of terms use 128. No group is divided, and each is written once.
 TEST(Choice, groups_of_strided_terms_are_parts_of_k_if_so_many_tiles_fill_the_gpu) {
   const engine::Device device = gpu("sm_90a");
