@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PhiConfig, PhiForCausalLM
+from transformers.activations import NewGELUActivation
 
 import tessera.transformers
 
@@ -127,11 +128,19 @@ def dtype_for(device):
     return torch.float16 if turing else torch.bfloat16
 
 
+def with_fused_activation(model):
+    """PyTorch's GELU computes in one kernel what Transformers' NewGELUActivation does in eight."""
+    for module in model.modules():
+        if isinstance(getattr(module, "activation_fn", None), NewGELUActivation):
+            module.activation_fn = torch.nn.GELU(approximate="tanh")
+    return model
+
+
 def make_model(options, device, dtype):
     if options.model:
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=options.attention)
         model.config.max_position_embeddings = max(model.config.max_position_embeddings, options.seq)
-        return model.to(device).train()
+        return with_fused_activation(model).to(device).train()
     config = PhiConfig(
         **SIZES[options.size], num_hidden_layers=options.layers, max_position_embeddings=options.seq,
         partial_rotary_factor=0.4, embd_pdrop=0.0, resid_pdrop=0.0, attention_dropout=0.0,
@@ -141,7 +150,7 @@ def make_model(options, device, dtype):
     with device:
         model = PhiForCausalLM(config).train()
     torch.set_default_dtype(torch.float32)
-    return model
+    return with_fused_activation(model)
 
 
 class Trainer:
