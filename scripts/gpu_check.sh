@@ -86,12 +86,15 @@ step() {
 # the GPU's memory. They are reported in the order in which they started.
 at_once=10
 wait_for_room() { while [ "$(jobs -rp | wc -l)" -ge $at_once ]; do wait -n; done; }
+# A step that ends with one of these runs once more, when no other does: memory that others held, a tool that lost track.
+not_its_fault='CUDA_ERROR_OUT_OF_MEMORY|Internal Sanitizer Error'
 started=()
 start() {
   local name=$1 limit=$2
   shift 2
   wait_for_room
   started+=("$name")
+  printf '%q ' "$limit" "$@" > "$out/$name.command"
   (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
 }
 finish_all() {
@@ -100,6 +103,12 @@ finish_all() {
   for name in "${started[@]}"; do
     code=$(cat "$out/$name.code")
     rm "$out/$name.code"
+    if [ "$code" != 0 ] && [ -e "$out/$name.command" ] && grep -qE "$not_its_fault" "$out/$name.txt"; then
+      say "again   $name: $(grep -E "$not_its_fault" "$out/$name.txt" | head -n 1)"
+      eval "timeout $(cat "$out/$name.command")" > "$out/$name.txt" 2>&1
+      code=$?
+    fi
+    rm -f "$out/$name.command"
     verdict "$name" "$code" ""
     grep -E ' passed|tests? ran|PASSED|SUMMARY|worst error|equal|problems' "$out/$name.txt" | tail -n 6 | sed 's/^/          /' |
       tee -a "$summary"

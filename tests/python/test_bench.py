@@ -363,6 +363,26 @@ def test_a_run_on_the_cpu_times_all_entrants_and_writes_the_record(tmp_path):
 
 
 @needs_library
+def test_a_run_that_is_stopped_leaves_what_it_has_measured(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    measured = __main__.Run.cell
+
+    def cell(self, one):
+        if self.rows:
+            raise KeyboardInterrupt
+        measured(self, one)
+
+    monkeypatch.setattr(__main__.Run, "cell", cell)
+    file = tmp_path / "bench.json"
+    with pytest.raises(KeyboardInterrupt):
+        __main__.main(["--device", "cpu", "--suite", "toy", "--peers", "math", "--rounds", "1", "--json", str(file),
+                       "--library", LIBRARY])
+    assert not file.exists()
+    record = json.loads((tmp_path / "bench.json.partial").read_text())
+    assert [row["op"] for row in record["rows"]] == ["forward", "backward"] and record["environment"]
+
+
+@needs_library
 def test_decode_falls_back_to_the_forward_and_says_so():
     torch = pytest.importorskip("torch")
     lib = library.Library(LIBRARY)

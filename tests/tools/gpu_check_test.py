@@ -10,7 +10,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Says that all is well, unless its FAILING is among the arguments. Every call is noted beside it.
+# Says that all is well, unless its FAILING is among the arguments, or, the first time, ONCE, for want of memory. Every call is
+# noted beside it.
 PROGRAM = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/calls"
 run='"date": "", "version": "", "device": "", "arch_code": "", "suite": "full", "seed": 1, "repeat": 1, "passed": 1,
@@ -21,6 +22,10 @@ code=0
 for argument in "$@"; do
   [ "$before" != --json ] || echo "{$run}" > "$argument"
   [ "$argument" != "${FAILING:-nothing}" ] || code=1
+  if [ "$argument" = "${ONCE:-nothing}" ] && mkdir "$(dirname "$0")/once" 2> /dev/null; then
+    echo "error: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
+    exit 1
+  fi
   before=$argument
 done
 echo "1 passed"
@@ -66,6 +71,13 @@ class GpuCheck(unittest.TestCase):
         code, summary, calls = self.run_stages("verify")
         self.assertEqual(code, 0, summary)
         self.assertTrue(any("hostile" in call for call in calls))
+
+    def test_what_found_no_memory_beside_others_runs_again_alone(self):
+        code, summary, calls = self.run_stages("verify", ONCE="long")
+        self.assertEqual(code, 0, summary)
+        self.assertIn("again   verify_long", summary)
+        self.assertIn("ok      verify_long", summary)
+        self.assertEqual(len([call for call in calls if "--suite long" in call]), 2, calls)
 
     def test_of_stages_that_run_side_by_side_each_is_told(self):
         sanitizer = self.folder / "path/compute-sanitizer"

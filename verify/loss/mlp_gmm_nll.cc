@@ -334,7 +334,7 @@ std::vector<Case> suite(std::string_view name) {
       out.push_back(make(dtype, {0, 8, 8, 2}, {.reduction = Reduction::kSum}));
       // Every CTA has several row tiles.
       out.push_back(
-          make(dtype, {33700, 16, 8, 2}, {.gradient = false, .reduction = Reduction::kNone, .activation = kRelu}));
+          make(dtype, {33700, 64, 136, 2}, {.gradient = false, .reduction = Reduction::kNone, .activation = kRelu}));
     }
     // All of x's columns, and enough rows for the kernel that keeps them in shared memory.
     out.push_back(make(DType::kBFloat16, {12000, 512, 200, 10}, {.gradient = false, .reduction = Reduction::kNone}));

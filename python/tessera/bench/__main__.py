@@ -50,7 +50,8 @@ def parse(arguments):
                         "(default: %(default)s)")
     parser.add_argument("--example", metavar="FOLDER", help="of --suite np: where its model is; default: "
                         "examples/transformer_np of the checkout")
-    parser.add_argument("--json", metavar="FILE", help="write all figures and samples to FILE")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write all figures and samples to FILE; a run that is stopped leaves FILE.partial")
     parser.add_argument("--compare", nargs=2, metavar="FILE",
                         help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
                         f"{report.AGREEMENT - 1:.0%}".replace("%", "%%"))
@@ -241,9 +242,12 @@ def main(arguments=None):
     print(", ".join(f"{key} {value}" for key, value in record["environment"].items()), flush=True)
     if run.missing:
         print(f"not installed: {', '.join(run.missing)}")
+    partial = pathlib.Path(f"{options.json}.partial")  # what a run that is stopped has measured
     for number, cell in enumerate(chosen, 1):
         print(f"\r{number}/{len(chosen)} {cell.name:<40}", end="", file=sys.stderr, flush=True)
         run.cell(cell)
+        if options.json:
+            partial.write_text(json.dumps(record | {"rows": run.rows}, indent=1) + "\n")
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     record["rows"] = run.rows
     record["gpu_after"] = measure.gpu_state()
@@ -255,6 +259,7 @@ def main(arguments=None):
     print(f"{len(run.rows)} rows in {record['seconds']:.0f} s")
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
+        partial.unlink(missing_ok=True)
     wrong = [f"{row['op']} {row['cell']} {name}" for row in run.rows for name in entrants.OURS
              if row["entrants"].get(name, {}).get("status") in ("wrong", "failed")]
     if wrong:
