@@ -25,7 +25,8 @@ from tessera._mlp import mlp
 from tessera._moe import moe
 from tessera._norm import layer_norm, rms_norm, rotary
 from tessera._sdpa import sdpa
-from tessera import _flops, _native
+from tessera import _flops  # for FlopCounterMode
+from tessera import _native
 
 __version__ = _native.version()
 __all__ = [
