@@ -19,7 +19,8 @@
 # The exit code is 1 if a check failed, 3 if there is no GPU.
 #
 # STOP_AFTER (default: 310) is the number of seconds after which verify, break and fuzz begin nothing more; the same command
-# goes on with the rest. The first four stages end at most 165 s later.
+# goes on with the rest. The first four stages end at most 165 s later, or 120 s after that if a step found no GPU memory beside
+# the others and ran again.
 #
 # BUILD (default: build) is the build directory; the program is built if it is missing. PYTHON (default: python3) is a
 # Python with PyTorch, for the peers, and with pytest, for the package's tests, which need the package on its path.
@@ -86,15 +87,17 @@ step() {
 # the GPU's memory. They are reported in the order in which they started.
 at_once=10
 wait_for_room() { while [ "$(jobs -rp | wc -l)" -ge $at_once ]; do wait -n; done; }
-# A step that ends with one of these runs once more, when no other does: memory that others held, a tool that lost track.
-not_its_fault='CUDA_ERROR_OUT_OF_MEMORY|Internal Sanitizer Error'
+# A step that ends with one of these runs once more, after the others of its stage: memory that they held, a tool that lost
+# track.
+not_its_fault='CUDA_ERROR_OUT_OF_MEMORY|CUDA out of memory|Internal Sanitizer Error'
+limit_of_second=120  # seconds
 started=()
 start() {
   local name=$1 limit=$2
   shift 2
   wait_for_room
   started+=("$name")
-  printf '%q ' "$limit" "$@" > "$out/$name.command"
+  printf '%q ' "$@" > "$out/$name.command"
   (timeout "$limit" "$@" > "$out/$name.txt" 2>&1; echo $? > "$out/$name.code") &
 }
 finish_all() {
@@ -105,7 +108,8 @@ finish_all() {
     rm "$out/$name.code"
     if [ "$code" != 0 ] && [ -e "$out/$name.command" ] && grep -qE "$not_its_fault" "$out/$name.txt"; then
       say "again   $name: $(grep -E "$not_its_fault" "$out/$name.txt" | head -n 1)"
-      eval "timeout $(cat "$out/$name.command")" > "$out/$name.txt" 2>&1
+      mv "$out/$name.txt" "$out/$name.first.txt"
+      eval "timeout $limit_of_second $(cat "$out/$name.command")" > "$out/$name.txt" 2>&1
       code=$?
     fi
     rm -f "$out/$name.command"

@@ -4,6 +4,7 @@
 // consumer warpgroups of 64 query rows with wgmma, which loop over the keys in tiles, last tile first. What differs:
 //
 //   shared memory:  Q [q_stages][block_q, Dqk]    K [stages][block_k, Dqk]    V [stages][Dv, block_k], all e4m3
+//                   rounds_q: Q as it is given, 16 bit, and rounded    promoted_tiles: sums [block_q, Dv] fp16
 //   registers:      S [64, block_k] fp32    P [64, block_k] e4m3, twice    O [64, Dv] fp32
 //
 // - wgmma takes e4m3 operands K-major only, so V comes transposed. P as the accumulators of S hold it is wgmma's A

@@ -138,7 +138,7 @@ struct ForwardSm90Producer {
       load<q_tile_of(config)>(destination, p.q, full, 0, origin.y + info.first_q, head, origin.z);
     }
   }
-  // loads_q_late: from there it comes soon when its stage is free.
+  // loads_q_late: the load is short once the stage is free.
   __forceinline__ void prefetch_q(const WorkTileInfo& info, const RowOrigin& origin) const {
     constexpr TileShape kBox = q_tile_of(config);
 #pragma unroll 1

@@ -17,7 +17,7 @@ constexpr TileShape q_tile_of(const AttentionForwardSm90Config& config) { return
 constexpr TileShape k_tile_of(const AttentionForwardSm90Config& config) { return {config.block_k, config.dim_qk}; }
 constexpr TileShape v_tile_of(const AttentionForwardSm90Config& config) { return {config.block_k, config.dim_v}; }
 constexpr bool has_transposed_v(const AttentionForwardSm90Config&) { return false; }
-// Q is loaded in boxes of as many rows, one after the other.
+// The number of boxes, of equal rows, in which Q is loaded.
 constexpr int q_boxes_of(const AttentionForwardSm90Config&) { return 1; }
 // The stage of Q is in use until the end of a work tile.
 constexpr bool loads_q_late(const AttentionForwardSm90Config&) { return false; }

@@ -10,7 +10,8 @@ __forceinline__ unsigned cluster_cta_rank() {
 }
 
 // A barrier of all threads of the cluster; those that have exited count as arrived. The relaxed arrival orders nothing: what
-// others depend on needs a fence before. The other one comes after all that this thread did, at other CTAs' mbarriers, too.
+// others depend on needs a fence before. The other one follows this thread's earlier accesses, arrivals at other CTAs'
+// mbarriers included.
 __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

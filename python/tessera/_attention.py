@@ -3,7 +3,6 @@ import warnings
 
 import torch
 from torch import are_deterministic_algorithms_enabled
-from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tessera import _native, _ops
@@ -388,8 +387,8 @@ def decode(
         if k_new is not None:
             _ops.refuse_append_gradient((k_new, v_new, rotary_cos, rotary_sin))
         result = _native.decode(*head, *appended, _cached_decode_options(*given), return_lse)
-        if k_new is not None:  # autograd must notice that what it may have saved was written to
-            increment_version((k_cache, v_cache, k_scale, v_scale) if flag == _ops.SCALE_PER_TOKEN else (k_cache, v_cache))
+        if k_new is not None:
+            _ops.note_append(k_cache, v_cache, *((k_scale, v_scale) if flag == _ops.SCALE_PER_TOKEN else ()))
         return result
     options = _decode_options(*given)  # a graph that reads the cache of options would depend on its contents
     if all(each is None for each in appended):

@@ -28,7 +28,7 @@ def _pairs(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
     return (cu_seqlens_q.shape[0] - 1) * (max_seqlen_q or q.shape[0]) * (max_seqlen_k or k.shape[0])
 
 
-# Options begin after six tensors; the lengths are the sixth and seventh of them.
+# Options begin after six tensors; the lengths are the seventh and eighth of them.
 def _attention_pairs(q, k, cu_seqlens_q, cu_seqlens_k, options):
     return _pairs(q, k, cu_seqlens_q, cu_seqlens_k, options[6], options[7])
 
@@ -45,16 +45,28 @@ def _attention_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options, ou
     return 2 * pairs * q.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
-@register_flop_formula([_ops.decode, _ops.decode_append], get_raw=True)
-def _decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, *_, out_val=None):
-    capacity = k.shape[1] * (1 if page_table is None else page_table.shape[1])
-    if cu_seqlens_q is not None:
-        keys = capacity * q.shape[0]
-    elif cache_seqlens is not None and _is_known(cache_seqlens):
-        keys = int(cache_seqlens.sum()) * q.shape[1]
+def _cached_flops(q, k, v, cache_seqlens, page_table, cu_seqlens_q, new):
+    """Without the lengths, as if the cache were full. new: keys that are appended to each sequence's."""
+    if cache_seqlens is not None and _is_known(cache_seqlens):
+        lengths = cache_seqlens.long() + new
+        pairs = int((lengths * (q.shape[1] if cu_seqlens_q is None else cu_seqlens_q.diff())).sum())
     else:
-        keys = capacity * q.shape[0] * q.shape[1]
-    return 2 * keys * q.shape[-2] * (q.shape[-1] + v.shape[-1])
+        capacity = k.shape[1] * (1 if page_table is None else page_table.shape[1])
+        pairs = capacity * q.shape[0] * (q.shape[1] if q.dim() == 4 else 1)
+    return 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
+
+
+@register_flop_formula(_ops.decode, get_raw=True)
+def _decode(q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, *_, out_val=None):
+    return _cached_flops(q, k, v, cache_seqlens, page_table, cu_seqlens_q, 0)
+
+
+@register_flop_formula(_ops.decode_append, get_raw=True)
+def _decode_append(
+    q, k, v, alibi, cache_seqlens, page_table, cache_batch_idx, leftpad_k, cu_seqlens_q, k_scale, v_scale, k_new, *_,
+    out_val=None,
+):  # fmt: skip
+    return _cached_flops(q, k, v, cache_seqlens, page_table, cu_seqlens_q, 0 if k_new is None else k_new.shape[1])
 
 
 def _columns(b, flags):
@@ -90,7 +102,7 @@ def _layers(up, down, gate):
 
 @register_flop_formula(_ops.mlp, get_raw=True)
 def _mlp(x, up, down, gate, *_, out_val=None):
-    return 2 * (x.numel() // x.shape[-1]) * sum(_layers(up, down, gate))
+    return 2 * x.shape[0] * sum(_layers(up, down, gate))
 
 
 @register_flop_formula(_ops.moe, get_raw=True)
@@ -109,8 +121,7 @@ def _mlp_gradients(rows, up, down, gate, recomputes, needs_x, needs_weights):
 def _mlp_backward(
     dout, x, up, down, gate, up_bias, gate_bias, hidden, before, before_gate, activation, needs_x, needs_weights, out_val=None
 ):
-    rows = x.numel() // x.shape[-1]
-    return _mlp_gradients(rows, up, down, gate, before.numel() == 0, needs_x, needs_weights)
+    return _mlp_gradients(x.shape[0], up, down, gate, before.numel() == 0, needs_x, needs_weights)
 
 
 @register_flop_formula(_ops.moe_backward, get_raw=True)

@@ -9,6 +9,7 @@ fallback for a PyTorch without it: slower, with the same results (tests/python/t
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tessera import _native
@@ -251,13 +252,21 @@ def _decode(*args):
     return _native.decode(*args[:DECODE_TENSORS], *(None,) * 6, args[DECODE_TENSORS:], True)
 
 
+def note_append(*written):
+    """Lets autograd notice that these tensors, some of which may be None, were written to: it may have saved them."""
+    increment_version([tensor for tensor in written if tensor is not None])
+
+
 def _decode_append(*args):
     refuse_append_gradient(args[:APPEND_TENSORS])
     *head, k_scale, v_scale = args[:DECODE_TENSORS]
     *appended, k_token_scale, v_token_scale = args[DECODE_TENSORS:APPEND_TENSORS]
     if k_token_scale is not None:  # scales that are written
         k_scale, v_scale = k_token_scale, v_token_scale
-    return _native.decode(*head, k_scale, v_scale, *appended, args[APPEND_TENSORS:], True)
+    result = _native.decode(*head, k_scale, v_scale, *appended, args[APPEND_TENSORS:], True)
+    if appended[0] is not None:
+        note_append(*head[1:3], k_token_scale, v_token_scale)
+    return result
 
 
 def backward(*args):

@@ -69,7 +69,7 @@ std::vector<Config> default_configs(const AttentionProblem& given) {
                        .consumers = tile.consumers,
                        .block_k = tile.block_k,
                        .stages = run_ahead ? stages_ahead : tile.stages,
-                       .q_stages = rounds ? 1 : tile.q_stages,  // released as soon as Q is rounded
+                       .q_stages = rounds ? 1 : tile.q_stages,  // Q as it is given is needed once
                        .ping_pong = !run_ahead,
                        .dynamic_scheduler = dynamic_scheduler,
                        .masked = masked,

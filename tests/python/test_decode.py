@@ -1,5 +1,6 @@
 """tessera.decode: attention against a KV cache, with keys appended and rotary embedding."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from reference import assert_accurate, attention as reference, tensors
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import tessera
 
@@ -333,13 +335,15 @@ def test_gradients_are_refused(device, dtype):
         setattr(case, name, tensor.detach())
 
 
-def test_autograd_notices_an_append(device, dtype):
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_autograd_notices_an_append(device, dtype, dispatched):
     cache = torch.randn(1, 8, 1, 16, device=device, dtype=dtype)
     x = torch.randn_like(cache[:, :1]).requires_grad_()
     saved = x * cache  # keeps the cache for x's gradient
     new = torch.randn(1, 1, 1, 16, device=device, dtype=dtype)
     length = torch.tensor([3], dtype=torch.int32, device=device)
-    tessera.decode(new, cache, cache.clone(), cache_seqlens=length, k_new=new, v_new=new)
+    with FlopCounterMode(display=False) if dispatched else contextlib.nullcontext():
+        tessera.decode(new, cache, cache.clone(), cache_seqlens=length, k_new=new, v_new=new)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         saved.sum().backward()
 

@@ -19,25 +19,40 @@ def rows(*shape, grad=True):
 
 
 @pytest.mark.parametrize("heads_kv", [4, 2])
-def test_attention_counts_what_sdpa_counts(heads_kv):
-    q, k, v = rows(2, 48, 4, 32), rows(2, 80, heads_kv, 32), rows(2, 80, heads_kv, 32)
-    ours = flops(lambda: tessera.attention(q, k, v).sum().backward())
+def test_attention_counts_two_products_forward_and_five_backward(heads_kv):
+    q, k, v = rows(2, 48, 4, 32), rows(2, 80, heads_kv, 32), rows(2, 80, heads_kv, 24)
+    trained = flops(lambda: tessera.attention(q, k, v).sum().backward())
     forward = flops(lambda: tessera.attention(q.detach(), k.detach(), v.detach()))
-    assert forward == 4 * 2 * 4 * 48 * 80 * 32
-    assert ours == 3.5 * forward
+    pairs = 2 * 4 * 48 * 80
+    assert forward == 2 * pairs * (32 + 24)
+    assert trained == forward + 2 * pairs * (3 * 32 + 2 * 24)
 
 
 def test_packed_sequences_count_their_own_keys():
     x = rows(30, 2, 16, grad=False)
     ends = torch.tensor([0, 10, 10, 30], dtype=torch.int32)
-    call = lambda: tessera.attention(x, x, x, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=20, max_seqlen_k=20)  # noqa: E731
-    assert flops(call) == 4 * 2 * 16 * (10 * 10 + 20 * 20)
+    packed = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=20, max_seqlen_k=20)
+    assert flops(lambda: tessera.attention(x, x, x, **packed)) == 4 * 2 * 16 * (10 * 10 + 20 * 20)
 
 
 def test_decode_counts_the_keys_in_the_cache():
     q, cache = rows(2, 1, 4, 16, grad=False), rows(2, 64, 2, 16, grad=False)
     lengths = torch.tensor([5, 9], dtype=torch.int32)
     assert flops(lambda: tessera.decode(q, cache, cache, cache_seqlens=lengths)) == 4 * 4 * 16 * (5 + 9)
+    assert flops(lambda: tessera.decode(q, cache, cache)) == 4 * 4 * 16 * (64 + 64)
+
+
+def test_an_append_counts_its_own_keys():
+    q, new, cache = rows(2, 3, 4, 16, grad=False), rows(2, 3, 2, 16, grad=False), rows(2, 64, 2, 16, grad=False)
+    lengths = torch.tensor([0, 9], dtype=torch.int32)
+    call = lambda: tessera.decode(q, cache, cache.clone(), cache_seqlens=lengths, k_new=new, v_new=new)  # noqa: E731
+    assert flops(call) == 4 * 4 * 16 * 3 * (3 + 12)
+
+
+def test_packed_queries_count_the_keys_of_their_sequence():
+    q, cache = rows(5, 4, 16, grad=False), rows(2, 64, 2, 16, grad=False)
+    packed = dict(cache_seqlens=torch.tensor([8, 9], dtype=torch.int32), cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32))
+    assert flops(lambda: tessera.decode(q, cache, cache, max_seqlen_q=3, **packed)) == 4 * 4 * 16 * (2 * 8 + 3 * 9)
 
 
 def layers(x, up, down, gate=None):
@@ -59,13 +74,16 @@ def test_groups_count_their_rows():
     x, weight = rows(24, 16), rows(3, 40, 16)
     offsets = torch.tensor([0, 10, 10, 24], dtype=torch.int32)
     assert flops(lambda: tessera.grouped_linear(x, weight, offsets).sum().backward()) == 3 * 2 * 24 * 16 * 40
+    each = rows(24, 3, 16)
+    assert flops(lambda: tessera.grouped_linear(each, weight).sum().backward()) == 3 * 3 * 2 * 24 * 16 * 40
 
 
 def test_experts_count_the_chosen_ones():
     x, logits = rows(24, 16), rows(24, 4)
     up, down = rows(4, 40, 16), rows(4, 16, 40)
-    call = lambda: tessera.moe(x, logits, up, down, top_k=2)  # noqa: E731
-    assert flops(call) == 2 * 24 * 2 * 2 * 40 * 16
+    forward = 2 * 24 * 2 * 2 * 40 * 16
+    assert flops(lambda: tessera.moe(x.detach(), logits.detach(), up.detach(), down.detach(), top_k=2)) == forward
+    assert flops(lambda: tessera.moe(x, logits, up, down, top_k=2).sum().backward()) == 3 * forward
 
 
 def test_linear_cross_entropy_counts_what_pytorch_s_counts():

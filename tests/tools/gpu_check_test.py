@@ -72,12 +72,13 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(code, 0, summary)
         self.assertTrue(any("hostile" in call for call in calls))
 
-    def test_what_found_no_memory_beside_others_runs_again_alone(self):
+    def test_what_found_no_memory_beside_others_runs_again_after_them(self):
         code, summary, calls = self.run_stages("verify", ONCE="long")
         self.assertEqual(code, 0, summary)
         self.assertIn("again   verify_long", summary)
         self.assertIn("ok      verify_long", summary)
         self.assertEqual(len([call for call in calls if "--suite long" in call]), 2, calls)
+        self.assertIn("OUT_OF_MEMORY", (self.folder / "out/verify_long.first.txt").read_text())
 
     def test_of_stages_that_run_side_by_side_each_is_told(self):
         sanitizer = self.folder / "path/compute-sanitizer"

@@ -59,6 +59,10 @@ void add_full_fp8(std::vector<Case>& out) {
   add({2, 130, 100, 200, 50, 16, 16}, {rounded_to_fp8()});  // the next Q is loaded as soon as this one is released
   // Q is loaded where the sums of the work tile before were.
   add({1, 130, 1100, 140, 70, 256, 256}, {rounded_to_fp8(), causal(), bottom_right()});
+  add({1, 130, 1100, 140, 70, 256, 256}, {rounded_to_fp8(), softcap(20)});
+  for (const auto& [qk, v] : {std::pair{256, 64}, {64, 256}, {208, 208}}) {
+    add({3, 130, 1100, 60, 30, qk, v}, {varlen({130, 0, 70}, {1100, 5, 0}), rounded_to_fp8()});
+  }
   for (const std::int64_t d : {64, 128, 256}) {
     add({1, 300, 700, 2, 1, d, d}, {fp8(64, 64, 64), values(Distribution::kSteps)});
     add({1, 300, 700, 2, 1, d, d}, {fp8(128, 64, 128), causal(), bottom_right(), softcap(20)});

@@ -51,7 +51,7 @@ def parse(arguments):
     parser.add_argument("--example", metavar="FOLDER", help="of --suite np: where its model is; default: "
                         "examples/transformer_np of the checkout")
     parser.add_argument("--json", metavar="FILE",
-                        help="write all figures and samples to FILE; a run that is stopped leaves FILE.partial")
+                        help="write all figures and samples to FILE; if stopped, attention's are in FILE.partial")
     parser.add_argument("--compare", nargs=2, metavar="FILE",
                         help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
                         f"{report.AGREEMENT - 1:.0%}".replace("%", "%%"))
