@@ -250,6 +250,16 @@ TEST_F(Cli, report_shows_a_family_without_a_presentation_with_all_its_fields) {
                       {"family", "norm"},
                       {"op", "norm"},
                       {"fields", {{"width", 8192}}},
+                      {"refused", "no kernel"}},
+                     {{"name", "moe/one"},
+                      {"family", "moe"},
+                      {"op", "moe"},
+                      {"fields", {{"scoring", "softmax"}, {"top_k", 2}}},
+                      {"refused", "no kernel"}},
+                     {{"name", "moe/two"},
+                      {"family", "moe"},
+                      {"op", "moe"},
+                      {"fields", {{"scoring", "softmax"}, {"top_k", 8}}},
                       {"refused", "no kernel"}}}}};
   std::filesystem::create_directories(file("results/gpu"));
   std::ofstream(file("results/gpu/peers.json")) << peers;
@@ -264,10 +274,15 @@ TEST_F(Cli, report_shows_a_family_without_a_presentation_with_all_its_fields) {
   EXPECT_TRUE(holds(gemm, ">0.50</td>")) << "the ratio to cublas";
   EXPECT_TRUE(holds(gemm, ">refused<"));
   EXPECT_TRUE(holds(gemm, "<th>experts</th>")) << gemm;
-  EXPECT_TRUE(holds(gemm, "<td>gemm/one</td><td>8</td><td>10.0 / 100.0 / -</td><td>20.0</td><td>25 %</td>")) << gemm;
+  EXPECT_TRUE(
+      holds(gemm, "gemm/one</td><td>8</td><td class=\"figures\">10.0 / 100.0 / -</td><td>20.0</td><td>25 %</td>"))
+      << gemm;
   EXPECT_TRUE(holds(page, "<td>cuBLAS</td><td>gemm grouped</td><td class=\"bad\">0.500</td>")) << "the sums at the top";
   EXPECT_TRUE(holds(page, "<h2>norm</h2>"));
-  EXPECT_TRUE(holds(page, "<td>norm/one</td><td>8192</td><td class=\"soft\" title=\"no kernel\">refused</td>"));
+  EXPECT_TRUE(holds(page, "norm/one</td><td>8192</td><td class=\"soft\" title=\"no kernel\">refused</td>"));
+  EXPECT_TRUE(holds(page, "In all rows: scoring: softmax.</p>")) << "a column that says nothing makes a table wide";
+  EXPECT_FALSE(holds(page, "<th>scoring</th>"));
+  EXPECT_TRUE(holds(page, "<th>top k</th>"));
   EXPECT_TRUE(holds(page, "<h2>attention forward</h2>"));
   EXPECT_TRUE(holds(page, "<td>bf16/odd</td><td>77</td>"));
   EXPECT_TRUE(holds(page, "Speed by sequence length")) << "attention keeps its charts";

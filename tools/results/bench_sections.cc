@@ -88,7 +88,10 @@ void add_titles(std::vector<std::string>& head, const std::vector<std::string>& 
 }
 
 void add_fields(std::vector<std::string>& line, const TimingRow& row, const std::vector<std::string>& names) {
-  for (const std::string& name : names) line.push_back(escaped(field_text(row.fields, name)));
+  for (const std::string& name : names) {
+    const std::string text = field_text(row.fields, name);
+    line.push_back(text.find(' ') == std::string::npos ? escaped(text) : figures_cell(text));  // a list may be broken
+  }
 }
 
 // "12.3 / 456.7 / 1.23": microseconds, TFLOP/s and TB/s; "-" for what was not counted.
@@ -125,23 +128,42 @@ std::string plain_table(const View& view, bool deterministic) {
   return table.done();
 }
 
+// Takes the fields that all rows share out of `fields`, since a table with all of them is too wide, and says what they are.
+std::string take_shared(std::vector<std::string>& fields, const std::vector<TimingRow>& rows) {
+  if (rows.size() < 2) return {};
+  std::string told;
+  std::erase_if(fields, [&](const std::string& name) {
+    const std::string text = field_text(rows.front().fields, name);
+    const bool shared =
+        std::all_of(rows.begin(), rows.end(), [&](const TimingRow& r) { return field_text(r.fields, name) == text; });
+    if (shared) told += format("{}{}: {}", told.empty() ? "" : ", ", name, text);
+    return shared;
+  });
+  std::replace(told.begin(), told.end(), '_', ' ');
+  return told.empty() ? "" : format("<p class=\"soft\">In all rows: {}.</p>", escaped(told));
+}
+
 std::string plain_bench_table(const std::vector<TimingRow>& rows) {
-  const std::vector<std::string> fields = field_names(rows);
+  std::vector<std::string> fields = field_names(rows);
+  const std::string shared = take_shared(fields, rows);
+  constexpr std::size_t kMostFields = 6;  // more are too wide, and the name says them, too
+  if (fields.size() > kMostFields) fields.clear();
   std::vector<std::string> head{"case in tessera bench"};
   add_titles(head, fields);
   for (const char* title : {"us / TFLOP/s / TB/s", "p95, us", "of the ceiling"}) head.emplace_back(title);
   HtmlTable table(head);
   for (const TimingRow& r : rows) {
-    std::vector<std::string> line{escaped(r.cell)};
+    std::vector<std::string> line{long_cell(r.cell)};
     add_fields(line, r, fields);
     if (r.ok()) {
-      line.insert(line.end(), {speed_text(r), microseconds(r.p95), format("{:.0f} %", 100 * r.part_of_ceiling)});
+      line.insert(line.end(),
+                  {figures_cell(speed_text(r)), microseconds(r.p95), format("{:.0f} %", 100 * r.part_of_ceiling)});
     } else {
       line.insert(line.end(), {status_cell(&r), "", ""});
     }
     table.row(line);
   }
-  return "<p></p>" + table.done();
+  return "<p></p>" + shared + table.done();
 }
 
 }  // namespace
