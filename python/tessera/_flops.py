@@ -17,7 +17,7 @@ def _is_known(tensor):
     return type(tensor) is torch.Tensor and tensor.device.type != "meta"
 
 
-def _pairs(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+def _pairs(q, k, cu_seqlens_q, cu_seqlens_k, options):
     """Pairs of a query and a key, all sequences together; without their lengths, as if each were the longest."""
     if q.dim() == 4:
         return q.shape[0] * q.shape[1] * k.shape[1]
@@ -25,23 +25,19 @@ def _pairs(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
         return q.shape[0] * k.shape[0]
     if _is_known(cu_seqlens_q) and _is_known(cu_seqlens_k):
         return int((cu_seqlens_q.diff().long() * cu_seqlens_k.diff().long()).sum())
+    max_seqlen_q, max_seqlen_k = options[6:8]  # 0: not given
     return (cu_seqlens_q.shape[0] - 1) * (max_seqlen_q or q.shape[0]) * (max_seqlen_k or k.shape[0])
-
-
-# Options begin after six tensors; the lengths are the seventh and eighth of them.
-def _attention_pairs(q, k, cu_seqlens_q, cu_seqlens_k, options):
-    return _pairs(q, k, cu_seqlens_q, cu_seqlens_k, options[6], options[7])
 
 
 @register_flop_formula(_ops.attention, get_raw=True)
 def _attention(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options, out_val=None):
-    pairs = _attention_pairs(q, k, cu_seqlens_q, cu_seqlens_k, options)
+    pairs = _pairs(q, k, cu_seqlens_q, cu_seqlens_k, options)
     return 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
 @register_flop_formula(_ops.attention_backward, get_raw=True)
 def _attention_backward(q, k, v, alibi, cu_seqlens_q, cu_seqlens_k, *options, out_val=None):
-    pairs = _attention_pairs(q, k, cu_seqlens_q, cu_seqlens_k, options)
+    pairs = _pairs(q, k, cu_seqlens_q, cu_seqlens_k, options)
     return 2 * pairs * q.shape[-2] * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 

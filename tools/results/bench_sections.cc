@@ -80,11 +80,12 @@ std::vector<std::string> field_names(const Rows& rows) {
 }
 
 // "tokens per s": a title can be broken at spaces.
+std::string title_of(std::string field) {
+  std::replace(field.begin(), field.end(), '_', ' ');
+  return field;
+}
 void add_titles(std::vector<std::string>& head, const std::vector<std::string>& fields) {
-  for (std::string title : fields) {
-    std::replace(title.begin(), title.end(), '_', ' ');
-    head.push_back(std::move(title));
-  }
+  for (const std::string& field : fields) head.push_back(title_of(field));
 }
 
 void add_fields(std::vector<std::string>& line, const TimingRow& row, const std::vector<std::string>& names) {
@@ -136,10 +137,9 @@ std::string take_shared(std::vector<std::string>& fields, const std::vector<Timi
     const std::string text = field_text(rows.front().fields, name);
     const bool shared =
         std::all_of(rows.begin(), rows.end(), [&](const TimingRow& r) { return field_text(r.fields, name) == text; });
-    if (shared) told += format("{}{}: {}", told.empty() ? "" : ", ", name, text);
+    if (shared) told += format("{}{}: {}", told.empty() ? "" : ", ", title_of(name), text);
     return shared;
   });
-  std::replace(told.begin(), told.end(), '_', ' ');
   return told.empty() ? "" : format("<p class=\"soft\">In all rows: {}.</p>", escaped(told));
 }
 
