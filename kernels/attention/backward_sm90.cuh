@@ -65,6 +65,7 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
   static_assert(config.dq_columns == config.dim_qk ||
                 (config.dq_columns == 64 && config.dim_qk > 64 && config.dim_qk <= 128));
   static_assert(!config.score_mod || (config.accumulators == 1 && !config.keeps_p));
+  static_assert(!config.in_step || !(config.masked || config.deterministic || config.writes_dq));
   constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
   extern __shared__ __align__(kTileAlignment) unsigned char memory[];
   const unsigned shared = shared_address(memory);
@@ -85,7 +86,7 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
     fence_mbarrier_init();
   }
   pdl_wait_and_launch_dependents();
-  const BackwardSm90Work<config> work(p, blockIdx.x);
+  BackwardSm90Work<config> work(p, blockIdx.x);
   if (work.first_k >= work.len_k) {
     if constexpr (config.writes_dq || config.deterministic) {
       if (work.first_k == 0) {
@@ -94,8 +95,12 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
     }
     return;
   }
-  if (threadIdx.x == 0) store_shared_4(shared + kAt.steps, work.steps);
+  if (threadIdx.x == 0) {
+    store_shared_4(shared + kAt.steps, work.steps);
+    if constexpr (config.in_step) store_shared_4(shared + kAt.start, work.reached(p));
+  }
   __syncthreads();
+  if constexpr (config.in_step) work.start = static_cast<int>(load_shared_4(shared + kAt.start));
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;

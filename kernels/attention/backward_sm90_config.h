@@ -36,6 +36,7 @@ struct AttentionBackwardSm90Config {
   bool score_mod;        // softcap, ALiBi or a scale that is not positive; one accumulator
   bool splits_group;     // the query heads of a key head are divided among CTAs, which add dK and dV to fp32 sums
   bool splits_queries;   // so are the queries of the last key tiles, but the last CTA to add writes dK and dV
+  bool in_step;          // CTAs begin at the query tile that the others have reached; no mask, one query head per CTA
 };
 
 template <class Visitor>
@@ -63,6 +64,7 @@ constexpr void visit_fields(const AttentionBackwardSm90Config& config, Visitor&&
   visit("score_mod", config.score_mod);
   visit("splits_group", config.splits_group);
   visit("splits_queries", config.splits_queries);
+  visit("in_step", config.in_step);
 }
 
 constexpr int block_k_of(const AttentionBackwardSm90Config& config) { return config.consumers * kConsumerRows; }
@@ -108,6 +110,7 @@ struct BackwardSm90Layout {
   int ds_full;   // [ds_stages]
   int ds_empty;  // [ds_stages]
   int steps;     // of the CTA
+  int start;     // the first step's tile, if in_step
   int turns;     // if deterministic: mbarriers (attention/backward_turns.cuh)
   int dq_rows;   // likewise, [4 warps]: address of dQ's first row and head of the CTA's sequence
   int bytes;
@@ -145,6 +148,7 @@ constexpr BackwardSm90Layout backward_sm90_layout(const AttentionBackwardSm90Con
   at.ds_full = at.empty + 8 * config.stages;
   at.ds_empty = at.ds_full + 8 * config.ds_stages;
   at.steps = at.ds_empty + 8 * config.ds_stages;
+  at.start = at.steps + 4;
   at.turns = at.steps + 8;
   at.dq_rows = at.turns + (config.deterministic ? kTurnBytes : 0);
   at.bytes = at.dq_rows + (config.deterministic ? 4 * 8 : 0);
@@ -190,6 +194,9 @@ struct alignas(64) AttentionBackwardSm90Params {
   Divisor by_parts;     // parts of a group
   // Only if queries are split.
   QuerySlices slices;
+  // Only if in_step.
+  unsigned* progress;     // steps of all CTAs so far; 0 at the start
+  unsigned ctas_at_once;  // that run at the same time
   // Only if score_mod.
   float softcap;              // 0: none
   const float* alibi_slopes;  // [Hq] or [B, Hq], may be null

@@ -101,8 +101,8 @@ struct BackwardSm90DqWarpgroup {
     constexpr int kTile = config.block_q * config.dim_qk;
     float* to = dq_sums_of(p.dq_sums, p.cu_seqlens_q, work.batch, work.first_head(p), static_cast<int>(p.heads_q),
                            config.block_q, config.dim_qk) +
-                static_cast<Index>(work.tiles.first) * kTile + warp * (kChunks * 128) + sum_index(lane, 0);
-    int tiles_left = work.tiles.count;
+                static_cast<Index>(work.tiles.first + work.start) * kTile + warp * (kChunks * 128) + sum_index(lane, 0);
+    int tiles_left = work.tiles.count - work.start;
     PipelineState<config.ds_stages> pipe;
     mbarrier_wait_parity(shared + kAt.k_full, 0);
 #pragma unroll 1
@@ -128,7 +128,8 @@ struct BackwardSm90DqWarpgroup {
       pipe.advance();
       if (--tiles_left == 0) {  // continue with the next head
         tiles_left = work.tiles.count;
-        to += (p.dq_sums.rows - static_cast<Index>(tiles_left) * config.block_q) * config.dim_qk;
+        const Index next_head = config.in_step ? 0 : p.dq_sums.rows;
+        to += (next_head - static_cast<Index>(tiles_left) * config.block_q) * config.dim_qk;
       }
     }
   }

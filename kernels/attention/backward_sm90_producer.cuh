@@ -16,6 +16,7 @@ namespace tessera {
 template <AttentionBackwardSm90Config config>
 struct BackwardSm90Producer {
   static constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
+  static constexpr int kStepsCounted = 8;  // at a time, in_step
 
   const AttentionBackwardSm90Params& p;
   unsigned shared;
@@ -50,14 +51,17 @@ struct BackwardSm90Producer {
     const RowOrigin q_origin = row_origin(p.cu_seqlens_q, work.batch, p.seq_q, work.len_q);
     const RowOrigin k_origin = row_origin(p.cu_seqlens_k, work.batch, p.seq_k, work.len_k);
     int head = work.first_head(p);
-    int row = work.tiles.first * config.block_q;
-    int tiles_left = work.tiles.count;
+    int row = (work.tiles.first + work.start) * config.block_q;
+    int tiles_left = work.tiles.count - work.start;
     PipelineState<config.stages> pipe;
     load<block_k_of(config), config.dim_qk>(shared + kAt.k, p.k, shared + kAt.k_full, work.first_k, work.kv_head,
                                             k_origin);
 #pragma unroll 1
     for (int step = 0; step < work.steps; ++step) {
       acquire(pipe);
+      if constexpr (config.in_step) {
+        if (step % kStepsCounted == 0) add_relaxed(p.progress, min(kStepsCounted, work.steps - step));
+      }
       store_slope(pipe.index, head);
       load<config.block_q, config.dim_qk>(shared + kAt.q + pipe.index * kAt.q_stage, p.q,
                                           shared + kAt.q_full + pipe.index * kMbarrierBytes, row, head, q_origin);
@@ -72,7 +76,7 @@ struct BackwardSm90Producer {
       if (--tiles_left == 0) {
         tiles_left = work.tiles.count;
         row -= tiles_left * config.block_q;
-        ++head;
+        if (!config.in_step) ++head;
       }
     }
   }
@@ -80,11 +84,11 @@ struct BackwardSm90Producer {
   // Runs on one warp. It issues the loads of the values before it waits for their stage.
   __forceinline__ void load_rows(int lane) {
     constexpr int kPasses = config.block_q / 32;
-    const int first = work.tiles.first * config.block_q + lane;
+    const int first = (work.tiles.first + work.start) * config.block_q + lane;
     Index row = offset_of(p.row_strides, p.cu_seqlens_q, work.batch, work.first_head(p)) + first;
     int rows_left = work.len_q - first;
-    int distance = work.first_k - work.position_offset - work.tiles.first * config.block_q;
-    int tiles_left = work.tiles.count;
+    int distance = work.first_k - work.position_offset - (first - lane);
+    int tiles_left = work.tiles.count - work.start;
     PipelineState<config.stages> pipe;
 #pragma unroll 1
     for (int step = 0; step < work.steps; ++step) {
@@ -115,7 +119,7 @@ struct BackwardSm90Producer {
       if (--tiles_left == 0) {  // continue with the next head
         tiles_left = work.tiles.count;
         const int all = work.tiles.count * config.block_q;
-        row += p.row_strides.head - all;
+        row += (config.in_step ? 0 : p.row_strides.head) - all;
         rows_left += all;
         distance += all;
       }

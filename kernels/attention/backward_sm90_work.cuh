@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/backward_sm90_config.h"
+#include "ptx/acquire_release.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/global.cuh"
 #include "tile/mask.h"
@@ -23,6 +24,7 @@ struct BackwardSm90Work {
   int position_offset;  // query i is at position i + position_offset
   QueryTiles tiles;     // the same for each head
   int steps;
+  int start = 0;  // the first step's tile, if in_step: the tiles before it come last
 
   __forceinline__ BackwardSm90Work(const AttentionBackwardSm90Params& p, unsigned cta) {
     if constexpr (config.splits_queries) {
@@ -42,6 +44,13 @@ struct BackwardSm90Work {
                             : QueryTiles{0, 0};
     if constexpr (config.splits_queries) tiles = own.of(tiles, p.slices);
     steps = tiles.count * heads(p);
+  }
+
+  // In_step: the tile that the CTAs at work have reached on average, if it is one of this CTA's.
+  __forceinline__ int reached(const AttentionBackwardSm90Params& p) const {
+    const unsigned all = static_cast<unsigned>((len_q + config.block_q - 1) / config.block_q);
+    const int tile = static_cast<int>(load_relaxed(p.progress) / p.ctas_at_once % all) - tiles.first;
+    return tile >= 0 && tile < tiles.count ? tile : 0;
   }
 
   // Query heads of this CTA: the first one, and how many there are.

@@ -80,6 +80,18 @@ __forceinline__ void norm_rotary(const NormRotaryParams& p) {
   // One load brings both elements of interleaved pairs, and there is one element to copy.
   const bool two = rotates && !(config.interleaved && config.aligned);
 
+  // Issued before the angles' loads, whose addresses take longer.
+  Words4 words[config.aligned ? config.heads : 1][2];
+  if constexpr (config.aligned) {
+#pragma unroll
+    for (int h = 0; h < config.heads; ++h) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        words[h][i] = load_streaming_16(x + ((first_head + h) * p.x_strides.head + dims[i]) * kBytes,
+                                        first_head + h < p.heads && (i == 0 || two));
+      }
+    }
+  }
   float cos[kPairs] = {}, sin[kPairs] = {};
   if (rotates) {
     const Index position = p.positions != nullptr ? p.positions[b * p.positions_stride + s] : static_cast<Index>(s);
@@ -95,15 +107,6 @@ __forceinline__ void norm_rotary(const NormRotaryParams& p) {
   }
 
   if constexpr (config.aligned) {
-    Words4 words[config.heads][2];
-#pragma unroll
-    for (int h = 0; h < config.heads; ++h) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        words[h][i] = load_streaming_16(x + ((first_head + h) * p.x_strides.head + dims[i]) * kBytes,
-                                        first_head + h < p.heads && (i == 0 || two));
-      }
-    }
 #pragma unroll
     for (int h = 0; h < config.heads; ++h) {
       if (first_head + h >= p.heads) break;

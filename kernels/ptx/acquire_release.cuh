@@ -22,4 +22,14 @@ __forceinline__ unsigned load_acquire(const unsigned* counter) {
   return value;
 }
 
+// Order nothing.
+__forceinline__ void add_relaxed(unsigned* counter, unsigned value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+__forceinline__ unsigned load_relaxed(const unsigned* counter) {
+  unsigned value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
 }  // namespace tessera

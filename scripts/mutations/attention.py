@@ -19,6 +19,8 @@ SM90_FEW_KEYS = ("sm_90a", "attention_forward_sm90_bf16_d64x64_64x64_few_keys")
 SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_split")
 SM90_DETERMINISTIC = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic")
 SM90_SLICED = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_sliced")
+SM90_IN_STEP = ("sm_90a", "attention_backward_sm90_bf16_d128x128_64x128_in_step")
+IN_STEP_CASE = ("long", "bwd/bf16/b1_sq66000_sk33792")
 SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
 WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_cluster")
 WIDE_DETERMINISTIC = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_deterministic_cluster")
@@ -326,6 +328,16 @@ ATTENTION = (
              (("    if constexpr (config.deterministic) await_turn(added, work.own.slice);\n", ""),),
              ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic_sliced"), "attention_backward_sm90",
              "native", verify=("full", "bwd/bf16/b1_sq1100_sk300_h6:2_d80/det"), repeat=50, race=True),
+    Mutation("sm90_backward_in_step_adds_dq_from_the_first_tile_on", "attention/backward_sm90_dq.cuh",
+             (("static_cast<Index>(work.tiles.first + work.start) * kTile", "static_cast<Index>(work.tiles.first) * kTile"),),
+             SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
+    Mutation("sm90_backward_in_step_goes_on_behind_the_last_tile", "attention/backward_sm90_producer.cuh",
+             (("        row -= tiles_left * config.block_q;\n", "        if (!config.in_step) row -= tiles_left * config.block_q;\n"),),
+             SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
+    Mutation("sm90_backward_in_step_takes_lse_of_another_tile", "attention/backward_sm90_producer.cuh",
+             (("const int first = (work.tiles.first + work.start) * config.block_q + lane;",
+               "const int first = work.tiles.first * config.block_q + lane;"),),
+             SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
     Mutation("sm90_backward_s_last_key_tile_forgets_the_others", "attention/backward_sm90_dq.cuh",
              (("        load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);\n", ""),),
              SM90_DETERMINISTIC, "attention_backward_sm90", "native",

@@ -182,7 +182,7 @@ Result<std::size_t> backward_workspace(const AttentionProblem& problem, const Ba
       !fits_a_grid(configs.main.adds_dq ? tiles.convert : tiles.dq, problem, problem.heads_q)) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward: more rows than one grid can cover");
   }
-  const std::int64_t bytes = backward_bytes(problem, sums_block_q(configs));
+  const std::int64_t bytes = backward_bytes(problem, {.block_q = sums_block_q(configs)});
   if (bytes == LLONG_MAX) return Status(TESSERA_UNSUPPORTED, "attention_backward: its workspace cannot be addressed");
   return static_cast<std::size_t>(bytes);
 }
@@ -216,7 +216,7 @@ Status launch_tiles(const cuda::Kernel& kernel, const AttentionBackwardParams& p
 
 Status enqueue(const BackwardConfigs& configs, const AttentionArgs& args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
-  const BackwardBuffers buffers = backward_buffers(p, sums_block_q(configs), 0, 0, 0, launch.workspace);
+  const BackwardBuffers buffers = backward_buffers(p, {.block_q = sums_block_q(configs)}, launch.workspace);
   if (Status s = enqueue_preprocess(*launch.kernels[0], args, buffers, launch.stream); !s.ok()) return s;
 
   AttentionBackwardParams params = params_of(args, buffers);

@@ -110,7 +110,8 @@ std::vector<AttentionBackwardSm90Config> backward_sm90_configs(DType dtype, int 
            .writes_dq = writes_dq,
            .score_mod = score_mod,
            .splits_group = false,
-           .splits_queries = false}};
+           .splits_queries = false,
+           .in_step = false}};
 }
 
 Result<BackwardSm90Boxes> backward_sm90_boxes(const AttentionArgs& args, const AttentionBackwardSm90Config& config) {
@@ -129,12 +130,13 @@ namespace {
 std::int64_t columns_per_batch(const AttentionProblem& p, const AttentionBackwardSm90Config& config) {
   return config.splits_group ? p.heads_q : p.heads_kv;
 }
-// Of the sums of dK and dV.
-int sums_block_k(const AttentionBackwardSm90Config& config) { return config.splits_group ? block_k_of(config) : 0; }
-// Of those of dQ.
-int sums_block_q(const AttentionBackwardSm90Config& config) { return config.writes_dq ? 0 : config.block_q; }
-// Counters of a query tile.
-int turns_of(const AttentionBackwardSm90Config& config) { return config.deterministic ? 1 : 0; }
+BackwardSums sums_of(const AttentionBackwardSm90Config& config, std::int64_t sliced_tiles) {
+  return {.block_q = config.writes_dq ? 0 : config.block_q,
+          .block_k = config.splits_group ? block_k_of(config) : 0,
+          .turns = config.deterministic ? 1 : 0,
+          .sliced_keys = sliced_tiles * block_k_of(config),
+          .counts_steps = config.in_step};
+}
 // If key tiles take turns, the last one writes dQ.
 bool converts_dq(const AttentionBackwardSm90Config& config) { return !config.writes_dq && !config.deterministic; }
 }  // namespace
@@ -155,18 +157,18 @@ Result<cuda::Work<AttentionBackwardSm90Params>> backward_sm90_work(const Attenti
 
 Result<std::size_t> backward_sm90_workspace(const AttentionProblem& problem, const AttentionBackwardSm90Config& config,
                                             std::int64_t sliced_tiles) {
-  return hopper_backward_workspace(problem, "attention_backward_sm90", sums_block_q(config), block_k_of(config),
-                                   config.splits_group, turns_of(config), sliced_tiles * block_k_of(config));
+  return hopper_backward_workspace(problem, "attention_backward_sm90", block_k_of(config),
+                                   sums_of(config, sliced_tiles));
 }
 
 namespace {
 
 jit::KernelInstance main_kernel(const AttentionBackwardSm90Config& config) {
-  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
+  return {.name = format("attention_backward_sm90_{}_d{}x{}_{}x{}{}{}{}{}{}{}{}", name_of(config.dtype), config.dim_qk,
                          config.dim_v, config.block_q, block_k_of(config), config.masked ? "_masked" : "",
                          config.deterministic ? "_deterministic" : "", config.writes_dq ? "_writes_dq" : "",
                          config.score_mod ? "_score_mod" : "", config.splits_group ? "_split" : "",
-                         config.splits_queries ? "_sliced" : ""),
+                         config.splits_queries ? "_sliced" : "", config.in_step ? "_in_step" : ""),
           .header = "attention/backward_sm90.cuh",
           .entry = "attention_backward_sm90",
           .params = "AttentionBackwardSm90Params",
@@ -183,13 +185,16 @@ Status enqueue(const Config& config, int part_heads, const QuerySplit& queries, 
   if (!work.ok()) return work.status();
   const auto boxes = backward_sm90_boxes(args, config);
   if (!boxes.ok()) return boxes.status();
-  const BackwardBuffers buffers =
-      backward_buffers(args.problem, sums_block_q(config), sums_block_k(config), turns_of(config),
-                       queries.tiles * block_k_of(config), launch.workspace);
+  const BackwardBuffers buffers = backward_buffers(args.problem, sums_of(config, queries.tiles), launch.workspace);
   AttentionBackwardSm90Params& params = work->params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors);
   fill_buffers(params, args, buffers);
   if (config.splits_queries) slice(*work, queries, buffers);
+  if (config.in_step) {
+    const std::int64_t at_once = std::int64_t{launch.kernels[1]->multiprocessors} * config.ctas_per_sm;
+    params.progress = buffers.progress;
+    params.ctas_at_once = static_cast<unsigned>(std::min<std::int64_t>(work->grid.x, at_once));
+  }
   {
     // The driver makes tensor maps only if a context is current.
     const auto scope = cuda::ContextScope::enter(launch.kernels[1]->device);
@@ -222,6 +227,14 @@ QuerySplit queries_of(const AttentionProblem& p, const Device& device, const Con
   return split_queries(p, device, config.block_q, block_k_of(config), config.deterministic);
 }
 
+// CTAs of equal length drift apart, and what a head's CTAs read and add to is then no longer in the L2 cache when the next
+// one needs it, if all of it does not fit. With a mask they begin at different query tiles.
+bool stays_in_step(const AttentionProblem& p, const Device& device, const Config& config) {
+  if (config.masked || config.deterministic || config.writes_dq || p.varlen) return false;
+  const std::int64_t heads = config.splits_group ? split_of(p, device, config).part_heads : p.heads_q / p.heads_kv;
+  return heads == 1 && streamed_bytes(p) > kCacheBytes;
+}
+
 std::vector<Config> configs_for(const AttentionProblem& p, const Device& device) {
   auto configs = backward_sm90_configs(p.dtype, static_cast<int>(p.dim_qk), static_cast<int>(p.dim_v), is_masked(p),
                                        p.deterministic, p.seq_k, has_score_mod(p));
@@ -235,7 +248,10 @@ std::vector<Config> configs_for(const AttentionProblem& p, const Device& device)
     configs.push_back(configs.front());
     configs.back().splits_group = true;
   }
-  for (Config& config : configs) config.splits_queries = queries_of(p, device, config).tiles > 0;
+  for (Config& config : configs) {
+    config.splits_queries = queries_of(p, device, config).tiles > 0;
+    config.in_step = stays_in_step(p, device, config);
+  }
   return configs;
 }
 
@@ -341,6 +357,14 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   }
   for (const int dim : {64, 80, 96, 128}) add_sliced(dim, false, false);
   add_sliced(128, false, false, true);
+  for (const bool sliced : {false, true}) {
+    for (const int dim : {64, 80, 96, 128}) {
+      add(dim, dim, false, false);
+      list.back().seq_q = 1 << 17;
+      list.back().seq_k = device.multiprocessors * std::int64_t{2} * kConsumerRows + (sliced ? 1024 : 0);
+      list.back().heads_q = list.back().heads_kv = 1;
+    }
+  }
   return list;
 }
 

@@ -37,6 +37,7 @@ struct Workspace {
   std::int64_t turns;     // unsigned [rows of the sums / block_q * turns], if they are added to in a fixed order
   std::int64_t dk_turns;  // unsigned [rows of dK's sums / 16], likewise
   std::int64_t dv_turns;
+  std::int64_t progress;  // unsigned
   std::int64_t slice_sums;
   std::int64_t slices_added;
   std::int64_t zeroed;
@@ -44,7 +45,8 @@ struct Workspace {
   std::int64_t bytes;  // LLONG_MAX if the sizes overflow
 };
 
-Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k, int turns, std::int64_t sliced_keys) {
+Workspace workspace_of(const AttentionProblem& p, const BackwardSums& of) {
+  const auto [block_q, block_k, turns, sliced_keys, counts_steps] = of;
   constexpr std::int64_t kAlignment = 256;
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const auto aligned = [](std::int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
@@ -71,24 +73,23 @@ Workspace workspace_of(const AttentionProblem& p, int block_q, int block_k, int 
   const std::int64_t key_turns = turns > 0 ? key_rows / 16 * kCounter : 0;
   at.dv_turns = at.dk_turns + key_turns;
   at.zeroed = turns > 0 ? at.dk_sums : at.sums;
-  at.slice_sums = ceil_div(at.dv_turns + key_turns, kAlignment) * kAlignment;
+  at.progress = aligned(at.dv_turns + key_turns);
+  at.slice_sums = at.progress + (counts_steps ? kAlignment : 0);
   at.slices_added = at.slice_sums + sliced_keys * (p.dim_qk + p.dim_v) * kFloat;
-  at.zeroed_bytes =
-      (sliced_keys > 0 ? at.slices_added + sliced_keys / 16 * kCounter : at.dv_turns + key_turns) - at.zeroed;
+  at.zeroed_bytes = (sliced_keys > 0 ? at.slices_added + sliced_keys / 16 * kCounter : at.slice_sums) - at.zeroed;
   at.bytes = at.sums + aligned(at.zeroed - at.sums + at.zeroed_bytes);
   return at;
 }
 
 }  // namespace
 
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k, int turns,
-                            std::int64_t sliced_keys) {
-  return workspace_of(problem, block_q, block_k, turns, sliced_keys).bytes;
+std::int64_t backward_bytes(const AttentionProblem& problem, const BackwardSums& sums) {
+  return workspace_of(problem, sums).bytes;
 }
 
-BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int block_k, int turns,
-                                 std::int64_t sliced_keys, void* workspace) {
-  const Workspace at = workspace_of(p, block_q, block_k, turns, sliced_keys);
+BackwardBuffers backward_buffers(const AttentionProblem& p, const BackwardSums& sums, void* workspace) {
+  const auto [block_q, block_k, turns, sliced_keys, counts_steps] = sums;
+  const Workspace at = workspace_of(p, sums);
   const auto place = [&](std::int64_t offset) {
     return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
   };
@@ -103,6 +104,7 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, int block_q, int blo
           turns > 0 ? counters(at.turns) : nullptr,
           turns > 0 && block_k > 0 ? counters(at.dk_turns) : nullptr,
           turns > 0 && block_k > 0 ? counters(at.dv_turns) : nullptr,
+          counts_steps ? counters(at.progress) : nullptr,
           sliced_keys > 0 ? place(at.slice_sums) : nullptr,
           sliced_keys > 0 ? counters(at.slices_added) : nullptr,
           place(at.zeroed),
@@ -118,14 +120,15 @@ std::optional<std::string> hopper_backward_refuses(const AttentionProblem& p, co
   return std::nullopt;
 }
 
-Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
-                                              int block_k, bool splits_group, int turns, std::int64_t sliced_keys) {
+Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_k,
+                                              const BackwardSums& sums) {
+  const bool splits_group = sums.block_k > 0;
   if (!fits_a_grid(ceil_div(problem.seq_k, block_k), problem, splits_group ? problem.heads_q : problem.heads_kv) ||
       !fits_a_grid(convert_tiles(problem), problem, problem.heads_q) ||
       (splits_group && !fits_a_grid(convert_key_tiles(problem), problem, problem.heads_kv))) {
     return Status(TESSERA_UNSUPPORTED, format("{}: more rows than one grid can cover", kernel));
   }
-  const std::int64_t bytes = backward_bytes(problem, block_q, splits_group ? block_k : 0, turns, sliced_keys);
+  const std::int64_t bytes = backward_bytes(problem, sums);
   if (bytes == LLONG_MAX) return Status(TESSERA_UNSUPPORTED, format("{}: its workspace cannot be addressed", kernel));
   return static_cast<std::size_t>(bytes);
 }
@@ -241,7 +244,6 @@ GroupSplit split_group(const AttentionProblem& p, const engine::Device& device, 
   const double per_sum = 1.5 * block_k / block_q;
   const double keys_per_step = 3640.0 * (block_q * block_k) / (64 * 128);
   constexpr double kLaunches = 275;
-  constexpr double kCacheBytes = 32 << 20;
   const auto number = [](std::int64_t x) { return static_cast<double>(std::max<std::int64_t>(x, 1)); };
   const double sms = std::max(device.multiprocessors, 1);
   const double columns = number(p.batch) * number(p.heads_kv);
@@ -251,7 +253,7 @@ GroupSplit split_group(const AttentionProblem& p, const engine::Device& device, 
   // A key tile meets about as many queries as a query tile meets keys.
   const double longest =
       std::min(std::max(of_head.of_longest / (block_q * block_q), 1.0), number(ceil_div(p.seq_q, block_q)));
-  const double head_bytes = number(p.seq_q) * static_cast<double>(6 * p.dim_qk + 2 * p.dim_v);
+  const auto head_bytes = static_cast<double>(streamed_bytes(p));
   const int group = static_cast<int>(p.heads_q / p.heads_kv);
   const auto time_of = [&](int part_heads) {
     const int parts = (group + part_heads - 1) / part_heads;
@@ -264,7 +266,7 @@ GroupSplit split_group(const AttentionProblem& p, const engine::Device& device, 
     // With a mask, the CTAs of a key head are not at the same query head.
     const int heads = is_masked(p) ? std::min(part_heads, 2) : 1;
     const double in_flight = std::min(columns * parts, std::ceil(sms / k_tiles)) * heads * head_bytes;
-    const double beyond = std::clamp(in_flight / kCacheBytes - 1, 0.0, 1.0);
+    const double beyond = std::clamp(in_flight / static_cast<double>(kCacheBytes) - 1, 0.0, 1.0);
     double time = busy * (1 + missing * beyond) + ctas / sms * kPerCta;
     if (parts > 1)
       time += ctas / sms * per_sum + columns * number(p.seq_k) / keys_per_step + kLaunches / number(p.dim_qk);

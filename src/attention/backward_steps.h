@@ -25,28 +25,38 @@ struct BackwardBuffers {
   unsigned* turns;     // [rows of the sums / block_q * turns], only if they are added to in a fixed order
   unsigned* dk_turns;  // [rows of dK's sums / 16], likewise
   unsigned* dv_turns;
-  float* slice_sums;  // of the slices of key tiles (attention/backward_slices.h)
+  unsigned* progress;  // steps of all CTAs, only if they are counted
+  float* slice_sums;   // of the slices of key tiles (attention/backward_slices.h)
   unsigned* slices_added;
   void* zeroed;  // the sums; in a fixed order, those of dK and dV and the turns: dQ's first key tile stores its sums
   std::int64_t zeroed_bytes;
 };
 
-// block_q, block_k: of the main kernel, for the sums of dQ and of dK and dV; 0: there are none. Saturated if sizes
-// overflow. turns: counters of a query tile if dQ's sums are added to in a fixed order, else 0. sliced_keys: of key tiles
-// whose queries are divided.
-std::int64_t backward_bytes(const AttentionProblem& problem, int block_q, int block_k = 0, int turns = 0,
-                            std::int64_t sliced_keys = 0);
-BackwardBuffers backward_buffers(const AttentionProblem& problem, int block_q, int block_k, int turns,
-                                 std::int64_t sliced_keys, void* workspace);
+// What a main kernel adds to in the workspace.
+struct BackwardSums {
+  int block_q = 0;               // queries of a tile, for the sums of dQ; 0: there are none
+  int block_k = 0;               // keys of a tile, for those of dK and dV, likewise
+  int turns = 0;                 // counters of a query tile if dQ's sums are added to in a fixed order
+  std::int64_t sliced_keys = 0;  // of key tiles whose queries are divided
+  bool counts_steps = false;
+};
+// Saturated if sizes overflow.
+std::int64_t backward_bytes(const AttentionProblem& problem, const BackwardSums& sums);
+BackwardBuffers backward_buffers(const AttentionProblem& problem, const BackwardSums& sums, void* workspace);
 
 // Bytes for delta, LSE, the sums of dQ and, if groups or queries are split, of dK and dV, and, in a fixed order, the turns;
 // TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid has.
-// For the Hopper backwards; kernel: its name, for messages.
-Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_q,
-                                              int block_k, bool splits_group, int turns, std::int64_t sliced_keys = 0);
+// For the Hopper backwards; kernel: its name, for messages. block_k: keys of a CTA.
+Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_k,
+                                              const BackwardSums& sums);
 
 // What both Hopper backwards refuse; what is left depends on head dims and the workspace.
 std::optional<std::string> hopper_backward_refuses(const AttentionProblem& problem, const engine::Device& device);
+
+// What the CTAs of a query head read or add to: Q and dO, of 16 bits, and dQ's sums, of 32.
+inline std::int64_t streamed_bytes(const AttentionProblem& p) {
+  return saturating_product(p.seq_q, 6 * p.dim_qk + 2 * p.dim_v, 1);
+}
 
 // Everything in the Params of a Hopper backward but tensor maps and buffers. The caller has checked that one grid covers
 // the problem. part_heads: query heads of a CTA. heads_at_once: how many of them the CTAs of a key head are at, at about
@@ -77,8 +87,7 @@ cuda::Work<Params> hopper_backward_work(const AttentionArgs& args, int block_k, 
   params.part_heads = static_cast<unsigned>(part_heads);
   params.by_parts = divisor(static_cast<unsigned>(parts));
   const std::int64_t columns = p.batch * p.heads_kv * parts;
-  // Q and dO, of 16 bits, and dQ's sums, of 32.
-  const std::int64_t head_bytes = saturating_product(p.seq_q, heads_at_once, 6 * p.dim_qk + 2 * p.dim_v);
+  const std::int64_t head_bytes = saturating_product(streamed_bytes(p), heads_at_once, 1);
   params.columns = static_cast<unsigned>(columns);
   params.together = divisor(columns_together(columns, head_bytes));
   params.by_heads = divisor(static_cast<unsigned>(p.heads_kv * parts));

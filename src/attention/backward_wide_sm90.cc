@@ -102,10 +102,11 @@ std::vector<Config> configs_for(const AttentionProblem& p) {
   return configs;
 }
 
-// Counters of a query tile.
-int turns_of(const Config& config) { return config.deterministic ? config.cluster : 0; }
-// Of the sums of dK and dV.
-int sums_block_k(const Config& config) { return config.splits_group ? kBackwardWideTile : 0; }
+BackwardSums sums_of(const Config& config) {
+  return {.block_q = kBackwardWideTile,
+          .block_k = config.splits_group ? kBackwardWideTile : 0,
+          .turns = config.deterministic ? config.cluster : 0};
+}
 
 GroupSplit split_of(const AttentionProblem& p, const Device& device, const Config& config) {
   if (!config.splits_group) return {};
@@ -125,8 +126,7 @@ Result<std::size_t> workspace_of(const AttentionProblem& problem, const Config& 
   if (!fits_a_grid(k_tiles, problem, config.splits_group ? problem.heads_q : problem.heads_kv)) {
     return Status(TESSERA_UNSUPPORTED, "attention_backward_wide_sm90: more rows than one grid can cover");
   }
-  return hopper_backward_workspace(problem, "attention_backward_wide_sm90", kBackwardWideTile, kBackwardWideTile,
-                                   config.splits_group, turns_of(config));
+  return hopper_backward_workspace(problem, "attention_backward_wide_sm90", kBackwardWideTile, sums_of(config));
 }
 
 jit::KernelInstance main_kernel(const Config& config) {
@@ -155,8 +155,7 @@ Status encode(const TensorView& view, const TensorExtents& extents, TensorMap& m
 Status enqueue(const Config& config, int part_heads, const AttentionArgs& args, const engine::Launch& launch) {
   const AttentionProblem& p = args.problem;
   cuda::Work<AttentionBackwardWideSm90Params> work = work_of(args, config, part_heads);
-  const BackwardBuffers buffers =
-      backward_buffers(p, kBackwardWideTile, sums_block_k(config), turns_of(config), 0, launch.workspace);
+  const BackwardBuffers buffers = backward_buffers(p, sums_of(config), launch.workspace);
   AttentionBackwardWideSm90Params& params = work.params;
   if (config.deterministic) keep_turns_close(params, launch.kernels[1]->multiprocessors, config.cluster);
   fill_buffers(params, args, buffers);

@@ -44,11 +44,12 @@ inline bool allows_vectors(const TensorView& view, std::int64_t batch, std::int6
          (reinterpret_cast<std::uintptr_t>(view.data) & static_cast<std::uintptr_t>(element_bytes * vector - 1)) == 0;
 }
 
+constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // of L2: two thirds of what an H100 has
+
 // Of `columns` (heads of all sequences), how many are worked on together so that what they read repeatedly, `bytes`
 // each, stays in the L2 cache. `group` of them share those bytes. All rounds have the same size, so that the last one
 // is not a short remainder that starts with the longest tiles.
 inline unsigned columns_together(std::int64_t columns, std::int64_t bytes, std::int64_t group = 1) {
-  constexpr std::int64_t kCacheBytes = std::int64_t{32} << 20;  // two thirds of what an H100 has
   const std::int64_t fit = std::max<std::int64_t>(1, kCacheBytes / std::max<std::int64_t>(1, bytes)) * group;
   const std::int64_t rounds = std::max<std::int64_t>(1, ceil_div(columns, fit));
   return static_cast<unsigned>(std::min(columns, ceil_div(ceil_div(columns, rounds), group) * group));

@@ -388,7 +388,8 @@ TEST(BackwardSm90, what_slices_add_to_is_zeroed_and_inside_the_workspace) {
   std::vector<char> workspace(1);
   for (const int turns : {0, 1}) {
     constexpr std::int64_t kKeys = 9 * 128;
-    const BackwardBuffers with = backward_buffers(problem, 64, 0, turns, kKeys, workspace.data());
+    const BackwardBuffers with =
+        backward_buffers(problem, {.block_q = 64, .turns = turns, .sliced_keys = kKeys}, workspace.data());
     const auto at = [&](const void* place) { return static_cast<const char*>(place) - workspace.data(); };
     const std::int64_t sums = at(with.slice_sums), added = at(with.slices_added), zeroed = at(with.zeroed);
     EXPECT_EQ(sums % 16, 0);
@@ -396,8 +397,26 @@ TEST(BackwardSm90, what_slices_add_to_is_zeroed_and_inside_the_workspace) {
     if (turns > 0) EXPECT_GE(sums, at(with.turns) + ceil_div(problem.seq_q, 64) * problem.batch * problem.heads_q * 4);
     EXPECT_EQ(added, sums + kKeys * (problem.dim_qk + problem.dim_v) * 4);
     EXPECT_EQ(zeroed + with.zeroed_bytes, added + kKeys / 16 * 4);
-    EXPECT_LE(zeroed + with.zeroed_bytes, backward_bytes(problem, 64, 0, turns, kKeys));
-    EXPECT_EQ(backward_buffers(problem, 64, 0, turns, 0, workspace.data()).slice_sums, nullptr);
+    EXPECT_LE(zeroed + with.zeroed_bytes,
+              backward_bytes(problem, {.block_q = 64, .turns = turns, .sliced_keys = kKeys}));
+    EXPECT_EQ(backward_buffers(problem, {.block_q = 64, .turns = turns}, workspace.data()).slice_sums, nullptr);
+  }
+}
+
+TEST(BackwardSm90, the_counter_of_steps_is_zeroed_and_behind_the_sums) {
+  const AttentionProblem problem = args_for(64, 64, false).problem;
+  std::vector<char> workspace(1);
+  const auto at = [&](const void* place) { return static_cast<const char*>(place) - workspace.data(); };
+  for (const std::int64_t keys : {0, 9 * 128}) {
+    const BackwardSums sums = {.block_q = 64, .sliced_keys = keys, .counts_steps = true};
+    const BackwardBuffers buffers = backward_buffers(problem, sums, workspace.data());
+    const std::int64_t progress = at(buffers.progress), zeroed = at(buffers.zeroed);
+    EXPECT_EQ(progress % 4, 0);
+    EXPECT_GE(progress,
+              zeroed + problem.batch * problem.heads_q * ceil_div(problem.seq_q, 64) * 64 * problem.dim_qk * 4);
+    EXPECT_LE(progress + 4, keys > 0 ? at(buffers.slice_sums) : zeroed + buffers.zeroed_bytes);
+    EXPECT_LE(zeroed + buffers.zeroed_bytes, backward_bytes(problem, sums));
+    EXPECT_EQ(backward_buffers(problem, {.block_q = 64, .sliced_keys = keys}, workspace.data()).progress, nullptr);
   }
 }
 

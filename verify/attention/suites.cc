@@ -320,6 +320,8 @@ std::vector<Case> long_sequences() {
     add(op, DType::kBFloat16, {1, 2048, 2048, 2, 1, 80, 80}, 32, {causal(), dlse()});
     add(op, DType::kBFloat16, {1, 131072, 131072, 2, 1, 80, 80}, 32, {causal()});
     add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {});
+    add(op, DType::kBFloat16, {1, 205000, 200000, 2, 2, 64, 64}, 32, {});
+    add(op, DType::kBFloat16, {1, 66000, 33792, 1, 1, 128, 128}, 32, {});  // two waves of key tiles on an H200
     add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {causal(), deterministic()});
     add(op, DType::kBFloat16, {1, 1024, 131072, 4, 2, 128, 128}, 32, {causal(), bottom_right(), dlse()});
     add(op, DType::kBFloat16, {1, 65536, 131072, 2, 2, 64, 64}, 32, {window(4096, 128), bottom_right(), alibi()});
