@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PhiConfig, PhiForCausalLM
 from transformers.activations import NewGELUActivation
@@ -134,6 +134,18 @@ def with_fused_activation(model):
         if isinstance(getattr(module, "activation_fn", None), NewGELUActivation):
             module.activation_fn = torch.nn.GELU(approximate="tanh")
     return model
+
+
+def keeping_attention():
+    """For torch.utils.checkpoint: of what a layer computes again, attention takes the longest if sequences are long."""
+    aten = torch.ops.aten
+    return create_selective_checkpoint_contexts([
+        torch.ops.tessera.attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ])
 
 
 def make_model(options, device, dtype):
@@ -266,6 +278,8 @@ def main():
     parser.add_argument("--lr", type=float)
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA update")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each layer in the backward pass")
+    parser.add_argument("--keep-attention", action="store_true",
+                        help="with --checkpointing: recompute all but attention, whose results stay in memory")
     parser.add_argument("--offload", action="store_true", help="with --checkpointing: keep the layers' inputs on the host")
     parser.add_argument("--load-in-4bit", "--four-bit", dest="four_bit", action="store_true",
                         help="4-bit frozen weights, with bitsandbytes")
@@ -284,6 +298,8 @@ def main():
     dtype = getattr(torch, options.dtype) if options.dtype else dtype_for(device)
     if options.offload and not options.checkpointing:
         parser.error("--offload needs --checkpointing: without, all activations would go to the host")
+    if options.keep_attention and (options.offload or not options.checkpointing):
+        parser.error("--keep-attention needs --checkpointing, without --offload")
 
     torch.manual_seed(0)
     tessera.transformers.register()
@@ -298,7 +314,10 @@ def main():
     adapted = adapt(model, options.rank, options.four_bit, dtype)
     if options.checkpointing:
         # Only the reentrant kind saves the layers' inputs where save_on_cpu sees them.
-        model.gradient_checkpointing_enable(dict(use_reentrant=options.offload))
+        how = dict(use_reentrant=options.offload)
+        if options.keep_attention:
+            how["context_fn"] = keeping_attention
+        model.gradient_checkpointing_enable(how)
         if options.offload:
             model.enable_input_require_grads()
     tessera.transformers.report(model, options.seq)
@@ -332,7 +351,7 @@ def main():
     rate = options.batch * options.seq / sorted(seconds)[len(seconds) // 2]
     if options.json:
         said = dict(attention=options.attention, layers=model.config.num_hidden_layers, dtype=str(dtype)[6:],
-                    four_bit=options.four_bit, batch=options.batch, seq=options.seq, checkpointing=options.checkpointing,
+                    four_bit=options.four_bit, batch=options.batch, seq=options.seq, checkpointing=options.checkpointing, keep_attention=options.keep_attention,
                     offload=options.offload, tokens_per_s=rate, peak_GiB=memory(device), seconds=seconds, losses=losses,
                     gradient_norms=norms)
         pathlib.Path(options.json).write_text(json.dumps(said, indent=1) + "\n")

@@ -54,7 +54,7 @@ def picture(records):
 def table(records):
     lines = ["| layers | tokens | attention | weights | | tokens/s | peak GiB | loss |", "|---" * 8 + "|"]
     for r in records.values():
-        how = ", ".join(name for name in ("checkpointing", "offload") if r[name])
+        how = ", ".join(name for name in ("checkpointing", "keep_attention", "offload") if r.get(name))
         weights = "4-bit" if r["four_bit"] else r["dtype"]
         lines.append(f"| {r['layers']} | {r['batch'] * r['seq']:,} | {r['attention']} | {weights} | {how} | "
                      f"{r['tokens_per_s']:,.0f} | {r['peak_GiB']:.1f} | {r['losses'][0]:.3f} to {r['losses'][-1]:.3f} |")

@@ -52,6 +52,21 @@ def test_finetune_phi_checks_itself_and_notices_a_wrong_kernel(finetune, capsys,
     assert (code, said.startswith("FAILED  kernel")) == (1, True), said
 
 
+def test_finetune_phi_keeps_attention_and_computes_it_once(finetune, capsys, monkeypatch):
+    forward, calls = finetune.tessera._native.forward, []
+    monkeypatch.setattr(finetune.tessera._native, "forward", lambda *args: calls.append(None) or forward(*args))
+    counts, losses = [], []
+    for keeps in ([], ["--keep-attention"]):
+        calls.clear()
+        code, said = finetune.run(capsys, "--steps", 2, "--checkpointing", *keeps)
+        assert code == 0, said
+        counts.append(len(calls))
+        losses.append(said.rsplit("gradient norm", 1)[0].rsplit("loss", 1)[1])
+    assert losses[0] == losses[1] and counts[0] == 2 * counts[1] > 0, (losses, counts)
+    with pytest.raises(SystemExit):
+        finetune.run(capsys, "--keep-attention")
+
+
 def test_finetune_phi_resumes_offloads_and_reads_sharded_weights(finetune, capsys, tmp_path):
     _, whole = finetune.run(capsys, "--steps", 4, "--checkpointing")
     for part in range(2):  # the second goes on where the first stopped
