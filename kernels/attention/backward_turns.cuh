@@ -11,9 +11,6 @@ namespace tessera {
 // A release of several counters: the fence, then the additions. What other threads of the CTA did before they arrived at
 // an mbarrier counts, too, if the thread waited for that.
 __forceinline__ void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-__forceinline__ void increment_relaxed(unsigned* counter) {
-  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
 
 // Whether the phase of that parity of an mbarrier is complete, without waiting (ptx/mbarrier.cuh).
 __forceinline__ bool mbarrier_is_complete(unsigned mbarrier, unsigned parity) {
@@ -67,7 +64,7 @@ __forceinline__ void add_part(const float (&values)[dim / 2], const DqSums& sums
   if constexpr (in_turns) {
     fence_acq_rel_gpu();
     __syncwarp();
-    if (lane == 0) increment_relaxed(turn);
+    if (lane == 0) add_relaxed(turn, 1);
   }
 }
 
@@ -147,7 +144,7 @@ __forceinline__ void end_turns(const TurnBarriers& barriers, unsigned* turns, in
     fence_acq_rel_gpu();
 #pragma unroll 1
     for (; step < end; ++step) {
-      increment_relaxed(turns++);
+      add_relaxed(turns++, 1);
       if (--tiles_left == 0) {  // continue with the next head
         tiles_left = tiles;
         turns += heads_apart - tiles;
