@@ -36,6 +36,9 @@
 // The queries of the last key tiles may be divided among CTAs (splits_queries), so that no SM is idle in the last wave. They
 // add dK and dV to fp32 sums, and the last one writes them (attention/backward_slices.h).
 //
+// If one head's Q, dO and dQ sums exceed the L2 cache, a CTA starts at the query tile that the running CTAs have reached on
+// average, and wraps around (in_step).
+//
 // Tiles: two consumers and a dQ warpgroup use all 512 registers of a thread quadruple (one thread per warpgroup), so
 // block_k is 128; block_q is 64, which leaves registers for a second accumulator
 // (docs/kernels/attention_backward_sm90.md).
@@ -100,7 +103,9 @@ __forceinline__ void attention_backward_sm90(const AttentionBackwardSm90Params& 
     if constexpr (config.in_step) store_shared_4(shared + kAt.start, work.reached(p));
   }
   __syncthreads();
-  if constexpr (config.in_step) work.start = static_cast<int>(load_shared_4(shared + kAt.start));
+  if constexpr (config.in_step) {
+    work.start = __shfl_sync(0xffffffffu, static_cast<int>(load_shared_4(shared + kAt.start)), 0);
+  }
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -126,7 +126,7 @@ struct BackwardSm90DqWarpgroup {
         to += 4 * kChunks * 128;
       }
       pipe.advance();
-      if (--tiles_left == 0) {  // continue with the next head
+      if (--tiles_left == 0) {  // next head; if in_step, the tiles before the first
         tiles_left = work.tiles.count;
         const Index next_head = config.in_step ? 0 : p.dq_sums.rows;
         to += (next_head - static_cast<Index>(tiles_left) * config.block_q) * config.dim_qk;

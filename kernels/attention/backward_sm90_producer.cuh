@@ -16,7 +16,7 @@ namespace tessera {
 template <AttentionBackwardSm90Config config>
 struct BackwardSm90Producer {
   static constexpr BackwardSm90Layout kAt = backward_sm90_layout(config);
-  static constexpr int kStepsCounted = 8;  // at a time, in_step
+  static constexpr int kStepsCounted = 8;  // in_step: added to the counter this many at once, before they run
 
   const AttentionBackwardSm90Params& p;
   unsigned shared;
@@ -116,7 +116,7 @@ struct BackwardSm90Producer {
       row += config.block_q;
       rows_left -= config.block_q;
       distance -= config.block_q;
-      if (--tiles_left == 0) {  // continue with the next head
+      if (--tiles_left == 0) {  // next head; if in_step, the tiles before the first
         tiles_left = work.tiles.count;
         const int all = work.tiles.count * config.block_q;
         row += (config.in_step ? 0 : p.row_strides.head) - all;

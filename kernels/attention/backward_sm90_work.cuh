@@ -46,7 +46,8 @@ struct BackwardSm90Work {
     steps = tiles.count * heads(p);
   }
 
-  // In_step: the tile that the CTAs at work have reached on average, if it is one of this CTA's.
+  // In_step: the tile that the CTAs at work have reached on average, counted from this CTA's first; 0 if it is not one of
+  // this CTA's.
   __forceinline__ int reached(const AttentionBackwardSm90Params& p) const {
     const unsigned all = static_cast<unsigned>((len_q + config.block_q - 1) / config.block_q);
     const int tile = static_cast<int>(load_relaxed(p.progress) / p.ctas_at_once % all) - tiles.first;

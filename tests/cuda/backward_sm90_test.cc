@@ -100,7 +100,8 @@ TEST(BackwardSm90, what_is_in_shared_memory_does_not_overlap_and_tiles_keep_to_t
     add(at.v, 128 * padded * 2, kTileAlignment);
     add(at.k_full, 8, 8);
     add(at.v_full, 8, 8);
-    add(at.steps, 8, 8);
+    add(at.steps, 4, 8);
+    add(at.start, 4, 4);
     for (int i = 0; i < config.stages; ++i) {
       add(at.q + i * at.q_stage, config.block_q * padded * 2, kTileAlignment);
       add(at.d_o + i * at.d_o_stage, config.block_q * padded * 2, kTileAlignment);
