@@ -137,6 +137,9 @@ BackwardSums sums_of(const AttentionBackwardSm90Config& config, std::int64_t sli
           .sliced_keys = sliced_tiles * block_k_of(config),
           .counts_steps = config.in_step};
 }
+std::int64_t ctas_at_once(int multiprocessors, const AttentionBackwardSm90Config& config) {
+  return std::int64_t{multiprocessors} * config.ctas_per_sm;
+}
 // If key tiles take turns, the last one writes dQ.
 bool converts_dq(const AttentionBackwardSm90Config& config) { return !config.writes_dq && !config.deterministic; }
 }  // namespace
@@ -191,9 +194,8 @@ Status enqueue(const Config& config, int part_heads, const QuerySplit& queries, 
   fill_buffers(params, args, buffers);
   if (config.splits_queries) slice(*work, queries, buffers);
   if (config.in_step) {
-    const std::int64_t at_once = std::int64_t{launch.kernels[1]->multiprocessors} * config.ctas_per_sm;
     params.progress = buffers.progress;
-    params.ctas_at_once = static_cast<unsigned>(std::min<std::int64_t>(work->grid.x, at_once));
+    params.ctas_at_once = static_cast<unsigned>(ctas_at_once(launch.kernels[1]->multiprocessors, config));
   }
   {
     // The driver makes tensor maps only if a context is current.
@@ -227,12 +229,16 @@ QuerySplit queries_of(const AttentionProblem& p, const Device& device, const Con
   return split_queries(p, device, config.block_q, block_k_of(config), config.deterministic);
 }
 
-// CTAs of equal length drift apart, and what a head's CTAs read and add to is then no longer in the L2 cache when the next
-// one needs it, if all of it does not fit. With a mask they begin at different query tiles.
+// CTAs of equal length drift apart; if one head's Q, dO and dQ sums do not fit the L2 cache, each CTA then rereads them from
+// memory. With a mask, CTAs start at different query tiles anyway, and the CTAs of a single wave start together. The counter
+// of steps says at which tile of a head the running CTAs are, but not at which head: so one query head per CTA.
 bool stays_in_step(const AttentionProblem& p, const Device& device, const Config& config) {
   if (config.masked || config.deterministic || config.writes_dq || p.varlen) return false;
   const std::int64_t heads = config.splits_group ? split_of(p, device, config).part_heads : p.heads_q / p.heads_kv;
-  return heads == 1 && streamed_bytes(p) > kCacheBytes;
+  if (heads != 1 || streamed_bytes(p) <= kCacheBytes) return false;
+  const std::int64_t k_tiles = ceil_div(p.seq_k, block_k_of(config));
+  return saturating_product(k_tiles, p.batch, columns_per_batch(p, config)) >
+         ctas_at_once(device.multiprocessors, config);
 }
 
 std::vector<Config> configs_for(const AttentionProblem& p, const Device& device) {
@@ -357,14 +363,18 @@ std::vector<AttentionProblem> representatives(const Device& device) {
   }
   for (const int dim : {64, 80, 96, 128}) add_sliced(dim, false, false);
   add_sliced(128, false, false, true);
-  for (const bool sliced : {false, true}) {
-    for (const int dim : {64, 80, 96, 128}) {
-      add(dim, dim, false, false);
-      list.back().seq_q = 1 << 17;
-      list.back().seq_k = device.multiprocessors * std::int64_t{2} * kConsumerRows + (sliced ? 1024 : 0);
-      list.back().heads_q = list.back().heads_kv = 1;
-    }
+  const auto add_in_step = [&](int dim, bool sliced, int group = 1, bool score_mod = false) {
+    add(dim, dim, false, false, 1, score_mod);
+    list.back().seq_q = 1 << 17;
+    list.back().seq_k = device.multiprocessors * std::int64_t{2} * kConsumerRows + (sliced ? 1024 : 0);
+    list.back().heads_q = 2;  // a wave of CTAs each
+    list.back().heads_kv = 2 / group;
+  };
+  for (const int dim : {64, 80, 96, 128}) {
+    for (const bool sliced : {false, true}) add_in_step(dim, sliced);
   }
+  for (const int dim : {64, 128}) add_in_step(dim, false, 1, true);
+  add_in_step(128, false, 2);
   return list;
 }
 

@@ -504,6 +504,21 @@ TEST(BackwardSm90, is_chosen_unless_there_are_few_queries) {
   }
 }
 
+// What does not depend on packing is in attention/choice_test.cc.
+TEST(BackwardSm90, ctas_stay_in_step_unless_sequences_are_packed) {
+  for (const bool packed : {false, true}) {
+    AttentionProblem problem = args_for(128, 128, packed).problem;
+    problem.heads_kv = problem.heads_q;
+    problem.seq_q = problem.seq_k = 1 << 17;
+    if (packed) problem.total_q = problem.total_k = problem.batch * problem.seq_q;
+    const auto candidates = selected(problem, *cuda_device("sm_90a")).candidates;
+    const auto in_step = [](const auto& candidate) {
+      return text_of(candidate.offer.config).find("\"in_step\": true") != std::string::npos;
+    };
+    EXPECT_EQ(std::any_of(candidates.begin(), candidates.end(), in_step), !packed);
+  }
+}
+
 TEST(BackwardSm90, says_why_it_does_not_serve_and_another_kernel_does) {
   const auto hopper = *cuda_device("sm_90a");
   const AttentionProblem fits = args_for(128, 64, false).problem;
