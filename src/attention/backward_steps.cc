@@ -46,14 +46,13 @@ struct Workspace {
 };
 
 Workspace workspace_of(const AttentionProblem& p, const BackwardSums& of) {
-  const auto [block_q, block_k, turns, sliced_keys, counts_steps] = of;
   constexpr std::int64_t kAlignment = 256;
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   const auto aligned = [](std::int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; };
   const std::int64_t rows = saturating_product(batches(p), p.heads_q, rows_per_head(p));
   const std::int64_t sums =
-      saturating_product(saturating_product(batches(p), p.heads_q, query_sum_rows(p, block_q)), p.dim_qk, 1);
-  const std::int64_t key_rows = saturating_product(batches(p), p.heads_kv, key_sum_rows(p, block_k));
+      saturating_product(saturating_product(batches(p), p.heads_q, query_sum_rows(p, of.block_q)), p.dim_qk, 1);
+  const std::int64_t key_rows = saturating_product(batches(p), p.heads_kv, key_sum_rows(p, of.block_k));
   if (saturating_product(rows, 4 * kFloat, 1) > LLONG_MAX / 8 || saturating_product(sums, kFloat, 1) > LLONG_MAX / 8 ||
       saturating_product(key_rows, p.dim_qk + p.dim_v, kFloat) > LLONG_MAX / 8) {
     Workspace none = {};
@@ -68,15 +67,14 @@ Workspace workspace_of(const AttentionProblem& p, const BackwardSums& of) {
   at.turns = at.dv_sums + key_rows * p.dim_v * kFloat;
   constexpr auto kCounter = static_cast<std::int64_t>(sizeof(unsigned));
   // Only sums are added to in an order: then block_q is not 0.
-  at.dk_turns =
-      at.turns + (turns > 0 ? ceil_div(sums / p.dim_qk / block_q * turns * kCounter, kAlignment) * kAlignment : 0);
-  const std::int64_t key_turns = turns > 0 ? key_rows / 16 * kCounter : 0;
+  at.dk_turns = at.turns + (of.turns > 0 ? aligned(sums / p.dim_qk / of.block_q * of.turns * kCounter) : 0);
+  const std::int64_t key_turns = of.turns > 0 ? key_rows / 16 * kCounter : 0;
   at.dv_turns = at.dk_turns + key_turns;
-  at.zeroed = turns > 0 ? at.dk_sums : at.sums;
+  at.zeroed = of.turns > 0 ? at.dk_sums : at.sums;
   at.progress = aligned(at.dv_turns + key_turns);
-  at.slice_sums = at.progress + (counts_steps ? kAlignment : 0);
-  at.slices_added = at.slice_sums + sliced_keys * (p.dim_qk + p.dim_v) * kFloat;
-  at.zeroed_bytes = (sliced_keys > 0 ? at.slices_added + sliced_keys / 16 * kCounter : at.slice_sums) - at.zeroed;
+  at.slice_sums = at.progress + (of.counts_steps ? kAlignment : 0);
+  at.slices_added = at.slice_sums + of.sliced_keys * (p.dim_qk + p.dim_v) * kFloat;
+  at.zeroed_bytes = (of.sliced_keys > 0 ? at.slices_added + of.sliced_keys / 16 * kCounter : at.slice_sums) - at.zeroed;
   at.bytes = at.sums + aligned(at.zeroed - at.sums + at.zeroed_bytes);
   return at;
 }
@@ -88,7 +86,6 @@ std::int64_t backward_bytes(const AttentionProblem& problem, const BackwardSums&
 }
 
 BackwardBuffers backward_buffers(const AttentionProblem& p, const BackwardSums& sums, void* workspace) {
-  const auto [block_q, block_k, turns, sliced_keys, counts_steps] = sums;
   const Workspace at = workspace_of(p, sums);
   const auto place = [&](std::int64_t offset) {
     return reinterpret_cast<float*>(static_cast<char*>(workspace) + offset);
@@ -98,15 +95,15 @@ BackwardBuffers backward_buffers(const AttentionProblem& p, const BackwardSums& 
   const std::int64_t batch_stride = p.varlen ? 0 : p.heads_q * rows;
   return {{place(at.delta), batch_stride, rows},
           {place(at.lse_log2), batch_stride, rows},
-          {place(at.sums), query_sum_rows(p, block_q)},
-          {block_k > 0 ? place(at.dk_sums) : nullptr, key_sum_rows(p, block_k)},
-          {block_k > 0 ? place(at.dv_sums) : nullptr, key_sum_rows(p, block_k)},
-          turns > 0 ? counters(at.turns) : nullptr,
-          turns > 0 && block_k > 0 ? counters(at.dk_turns) : nullptr,
-          turns > 0 && block_k > 0 ? counters(at.dv_turns) : nullptr,
-          counts_steps ? counters(at.progress) : nullptr,
-          sliced_keys > 0 ? place(at.slice_sums) : nullptr,
-          sliced_keys > 0 ? counters(at.slices_added) : nullptr,
+          {place(at.sums), query_sum_rows(p, sums.block_q)},
+          {sums.block_k > 0 ? place(at.dk_sums) : nullptr, key_sum_rows(p, sums.block_k)},
+          {sums.block_k > 0 ? place(at.dv_sums) : nullptr, key_sum_rows(p, sums.block_k)},
+          sums.turns > 0 ? counters(at.turns) : nullptr,
+          sums.turns > 0 && sums.block_k > 0 ? counters(at.dk_turns) : nullptr,
+          sums.turns > 0 && sums.block_k > 0 ? counters(at.dv_turns) : nullptr,
+          sums.counts_steps ? counters(at.progress) : nullptr,
+          sums.sliced_keys > 0 ? place(at.slice_sums) : nullptr,
+          sums.sliced_keys > 0 ? counters(at.slices_added) : nullptr,
           place(at.zeroed),
           at.zeroed_bytes};
 }

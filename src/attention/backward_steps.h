@@ -28,7 +28,9 @@ struct BackwardBuffers {
   unsigned* progress;  // steps of all CTAs, only if they are counted
   float* slice_sums;   // of the slices of key tiles (attention/backward_slices.h)
   unsigned* slices_added;
-  void* zeroed;  // the sums; in a fixed order, those of dK and dV and the turns: dQ's first key tile stores its sums
+  // The sums and the counter of steps; in a fixed order, the sums of dK and dV and the turns: dQ's first key tile stores its
+  // sums.
+  void* zeroed;
   std::int64_t zeroed_bytes;
 };
 
@@ -38,14 +40,15 @@ struct BackwardSums {
   int block_k = 0;               // keys of a tile, for those of dK and dV, likewise
   int turns = 0;                 // counters of a query tile if dQ's sums are added to in a fixed order
   std::int64_t sliced_keys = 0;  // of key tiles whose queries are divided
-  bool counts_steps = false;
+  bool counts_steps = false;     // of all CTAs, if they stay in step
 };
 // Saturated if sizes overflow.
 std::int64_t backward_bytes(const AttentionProblem& problem, const BackwardSums& sums);
 BackwardBuffers backward_buffers(const AttentionProblem& problem, const BackwardSums& sums, void* workspace);
 
-// Bytes for delta, LSE, the sums of dQ and, if groups or queries are split, of dK and dV, and, in a fixed order, the turns;
-// TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the kernels would need more CTAs than a grid has.
+// Bytes for delta, LSE, the sums of dQ and, if groups or queries are split, of dK and dV, the counter of steps if they are
+// counted, and, in a fixed order, the turns; TESSERA_UNSUPPORTED if that is beyond what can be addressed, or one of the
+// kernels would need more CTAs than a grid has.
 // For the Hopper backwards; kernel: its name, for messages. block_k: keys of a CTA.
 Result<std::size_t> hopper_backward_workspace(const AttentionProblem& problem, const char* kernel, int block_k,
                                               const BackwardSums& sums);
