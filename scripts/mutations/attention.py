@@ -20,7 +20,7 @@ SM90_BACKWARD = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_masked_sp
 SM90_DETERMINISTIC = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic")
 SM90_SLICED = ("sm_90a", "attention_backward_sm90_bf16_d64x64_64x128_sliced")
 SM90_IN_STEP = ("sm_90a", "attention_backward_sm90_bf16_d128x128_64x128_in_step")
-IN_STEP_CASE = ("long", "bwd/bf16/b1_sq66000_sk33792")
+IN_STEP_CASE = ("long", "bwd/bf16/b1_sq66000_sk16896")  # on an H200 the second head is a wave that starts in the middle
 SM90_MODIFIED = ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_masked_score_mod")
 WIDE_BACKWARD = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_cluster")
 WIDE_DETERMINISTIC = ("sm_90a", "attention_backward_wide_sm90_bf16_d192x192_64x64_masked_deterministic_cluster")
@@ -328,15 +328,30 @@ ATTENTION = (
              (("    if constexpr (config.deterministic) await_turn(added, work.own.slice);\n", ""),),
              ("sm_90a", "attention_backward_sm90_bf16_d80x80_64x128_deterministic_sliced"), "attention_backward_sm90",
              "native", verify=("full", "bwd/bf16/b1_sq1100_sk300_h6:2_d80/det"), repeat=50, race=True),
+    # Another start is used up to the last tile, and another head is one that exists: nothing is written out of bounds.
     Mutation("sm90_backward_in_step_adds_dq_from_the_first_tile_on", "attention/backward_sm90_dq.cuh",
-             (("static_cast<Index>(work.tiles.first + work.start) * kTile", "static_cast<Index>(work.tiles.first) * kTile"),),
+             (("static_cast<Index>(work.tiles.first + work.start) * kTile", "static_cast<Index>(work.tiles.first) * kTile"),
+              ("int tiles_left = work.tiles.count - work.start;", "int tiles_left = work.tiles.count;")),
+             SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
+    Mutation("sm90_backward_in_step_goes_on_with_dq_of_another_head", "attention/backward_sm90_dq.cuh",
+             (("const Index next_head = config.in_step ? 0 :",
+               "const Index next_head = config.in_step ? (work.kv_head > 0 ? -p.dq_sums.rows : 0) :"),),
              SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
     Mutation("sm90_backward_in_step_goes_on_behind_the_last_tile", "attention/backward_sm90_producer.cuh",
-             (("        row -= tiles_left * config.block_q;\n", "        if (!config.in_step) row -= tiles_left * config.block_q;\n"),),
+             (("        row -= tiles_left * config.block_q;\n",
+               "        if (!config.in_step) row -= tiles_left * config.block_q;\n"),),
+             SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
+    Mutation("sm90_backward_in_step_goes_on_with_q_of_the_next_head", "attention/backward_sm90_producer.cuh",
+             (("if (!config.in_step) ++head;", "++head;"),),
+             SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
+    Mutation("sm90_backward_in_step_goes_on_with_lse_of_the_next_head", "attention/backward_sm90_producer.cuh",
+             (("row += (config.in_step ? 0 : p.row_strides.head) - all;", "row += p.row_strides.head - all;"),),
              SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
     Mutation("sm90_backward_in_step_takes_lse_of_another_tile", "attention/backward_sm90_producer.cuh",
              (("const int first = (work.tiles.first + work.start) * config.block_q + lane;",
-               "const int first = work.tiles.first * config.block_q + lane;"),),
+               "const int first = work.tiles.first * config.block_q + lane;"),
+              ("(first - lane);\n    int tiles_left = work.tiles.count - work.start;",
+               "(first - lane);\n    int tiles_left = work.tiles.count;")),
              SM90_IN_STEP, "attention_backward_sm90", "native", verify=IN_STEP_CASE),
     Mutation("sm90_backward_s_last_key_tile_forgets_the_others", "attention/backward_sm90_dq.cuh",
              (("        load_coherent(reinterpret_cast<float(&)[4]>(sums[n * 4]), to + (first / 8 + n) * 128);\n", ""),),

@@ -321,7 +321,9 @@ std::vector<Case> long_sequences() {
     add(op, DType::kBFloat16, {1, 131072, 131072, 2, 1, 80, 80}, 32, {causal()});
     add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {});
     add(op, DType::kBFloat16, {1, 205000, 200000, 2, 2, 64, 64}, 32, {});
-    add(op, DType::kBFloat16, {1, 66000, 33792, 1, 1, 128, 128}, 32, {});  // two waves of key tiles on an H200
+    // On an H200, the key tiles of each head are one wave.
+    add(op, DType::kBFloat16, {1, 66000, 16896, 2, 2, 128, 128}, 32, {});
+    add(op, DType::kFloat16, {1, 66000, 16896, 2, 2, 64, 64}, 32, {softcap(2), alibi(), bottom_right()});
     add(op, DType::kFloat16, {1, 131072, 131072, 1, 1, 80, 80}, 32, {causal(), deterministic()});
     add(op, DType::kBFloat16, {1, 1024, 131072, 4, 2, 128, 128}, 32, {causal(), bottom_right(), dlse()});
     add(op, DType::kBFloat16, {1, 65536, 131072, 2, 2, 64, 64}, 32, {window(4096, 128), bottom_right(), alibi()});
