@@ -137,7 +137,8 @@ def with_fused_activation(model):
 
 
 def keeping_attention():
-    """For torch.utils.checkpoint: of what a layer computes again, attention takes the longest if sequences are long."""
+    """A context_fn for torch.utils.checkpoint that saves attention's results: in long sequences they are the costliest to
+    recompute."""
     aten = torch.ops.aten
     return create_selective_checkpoint_contexts([
         torch.ops.tessera.attention.default,
@@ -279,7 +280,8 @@ def main():
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA update")
     parser.add_argument("--checkpointing", action="store_true", help="recompute each layer in the backward pass")
     parser.add_argument("--keep-attention", action="store_true",
-                        help="with --checkpointing: recompute all but attention, whose results stay in memory")
+                        help="with --checkpointing and --attention tessera or sdpa: recompute everything in a layer except "
+                             "attention, whose results stay in memory")
     parser.add_argument("--offload", action="store_true", help="with --checkpointing: keep the layers' inputs on the host")
     parser.add_argument("--load-in-4bit", "--four-bit", dest="four_bit", action="store_true",
                         help="4-bit frozen weights, with bitsandbytes")
@@ -300,6 +302,8 @@ def main():
         parser.error("--offload needs --checkpointing: without, all activations would go to the host")
     if options.keep_attention and (options.offload or not options.checkpointing):
         parser.error("--keep-attention needs --checkpointing, without --offload")
+    if options.keep_attention and options.attention not in ("tessera", "sdpa"):
+        parser.error(f"--keep-attention works with --attention tessera or sdpa, not {options.attention}")
 
     torch.manual_seed(0)
     tessera.transformers.register()
@@ -351,9 +355,9 @@ def main():
     rate = options.batch * options.seq / sorted(seconds)[len(seconds) // 2]
     if options.json:
         said = dict(attention=options.attention, layers=model.config.num_hidden_layers, dtype=str(dtype)[6:],
-                    four_bit=options.four_bit, batch=options.batch, seq=options.seq, checkpointing=options.checkpointing, keep_attention=options.keep_attention,
-                    offload=options.offload, tokens_per_s=rate, peak_GiB=memory(device), seconds=seconds, losses=losses,
-                    gradient_norms=norms)
+                    four_bit=options.four_bit, batch=options.batch, seq=options.seq, checkpointing=options.checkpointing,
+                    keep_attention=options.keep_attention, offload=options.offload, tokens_per_s=rate, peak_GiB=memory(device),
+                    seconds=seconds, losses=losses, gradient_norms=norms)
         pathlib.Path(options.json).write_text(json.dumps(said, indent=1) + "\n")
     few = max(1, min(5, len(losses) // 2))
     print(

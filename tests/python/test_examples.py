@@ -63,8 +63,12 @@ def test_finetune_phi_keeps_attention_and_computes_it_once(finetune, capsys, mon
         counts.append(len(calls))
         losses.append(said.rsplit("gradient norm", 1)[0].rsplit("loss", 1)[1])
     assert losses[0] == losses[1] and counts[0] == 2 * counts[1] > 0, (losses, counts)
-    with pytest.raises(SystemExit):
-        finetune.run(capsys, "--keep-attention")
+    checkpointing = "needs --checkpointing, without --offload"
+    for wrong, why in (([], checkpointing), (["--checkpointing", "--offload"], checkpointing),
+                       (["--checkpointing", "--attention", "eager"], "tessera or sdpa, not eager")):
+        with pytest.raises(SystemExit):
+            finetune.run(capsys, "--keep-attention", *wrong)
+        assert why in capsys.readouterr().err
 
 
 def test_finetune_phi_resumes_offloads_and_reads_sharded_weights(finetune, capsys, tmp_path):
