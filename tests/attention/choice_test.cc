@@ -144,6 +144,11 @@ constexpr Row kRows[] = {
      "attention_backward_wide_sm90_bf16_d192x128_64x64_masked_cluster"},
     {"sm_90a", "--op backward --b 2 --hq 16 --sq 4096 --d 256 --deterministic",
      "attention_backward_wide_sm90_bf16_d256x256_64x64_deterministic_cluster"},
+    // Key tiles with several query heads each take turns only if they must.
+    {"sm_90a", "--op backward --b 2 --hq 32 --hkv 8 --sq 4096 --d 96 --causal",
+     "attention_backward_sm90_bf16_d96x96_64x128_masked"},
+    {"sm_90a", "--op backward --b 4 --hq 64 --hkv 8 --sq 4096 --d 128 --causal",
+     "attention_backward_sm90_bf16_d128x128_64x128_masked"},
     {"sm_90a", "--op backward --b 1 --hq 56 --hkv 8 --sq 8192 --d 128 --causal --deterministic",
      "attention_backward_sm90_bf16_d128x128_64x128_masked_deterministic_split"},
     {"sm_90a", "--op backward --b 1 --hq 32 --hkv 8 --sq 2048 --d 128 --causal",
