@@ -9,7 +9,7 @@
 // (dense_sm90_consumer.cuh). Every stage has two mbarriers: full (TMA has written the bytes) and empty (every consumer
 // warp has finished reading).
 //
-//   shared memory:  A [stages][block_m, 64]    B [stages][block_n, 64]    staging [consumers][2 or 3][64 rows of 128 bytes]
+//   shared memory:  A [stages][block_m, 64]    B [stages][block_n, 64]    staging [consumers][buffers][boxes of 64 rows of 128 bytes]
 //   registers:      the sums: [block_m, block_n] fp32, of a consumer's own tile (ping_pong), else half of its rows
 //
 // With ping-pong, the consumers own work tiles in turn. Stages are loaded in that order, so one consumer multiplies while
@@ -60,14 +60,24 @@ __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   static_assert(!config.edges || (config.tma_store && !config.split && config.grouping == kUngrouped));
   static_assert(!config.edges || config.staged != kStagedPreactivation);
   static_assert(!config.split || config.tma_store);
+  static_assert(!config.sums_two || (!config.split && !config.gated && config.strided == kStridedNone));
+  static_assert(!config.sums_two || config.grouping == kUngrouped || config.grouping == kRaggedRows);
   static_assert(config.grouping == kUngrouped || (!config.split && config.strided == kStridedNone));
   static_assert(config.grouping != kRaggedSums || (config.a_transposed && config.b_transposed));
   static_assert(config.staged == kStagedNone || !config.split);
   static_assert(config.staged != kStagedResidual || config.residual);
   static_assert(config.staged != kStagedSaved || (config.gradient && config.out_dtype == config.dtype));
   static_assert(config.staged != kStagedPreactivation || (config.preactivation && config.out_dtype == config.dtype));
-  // The preactivations of columns that two boxes share are gone when the second one is stored.
-  static_assert(config.staged != kStagedPreactivation || config.block_n % 64 == 0 || config.block_n < 64);
+  // The other matrices' elements of columns that two boxes share are gone when the second one is stored.
+  static_assert(boxes_of_buffer(config) == 1 || out_columns(config) % 64 == 0 || out_columns(config) < 64);
+  static_assert(config.gated_gradient == (config.staged == kStagedPair));
+  static_assert(!config.weighted || config.gated_gradient);
+  static_assert(!config.gated_gradient || !(config.gated || config.gradient || config.preactivation));
+  static_assert(!config.gated_gradient || !(config.bias || config.residual || config.out_dtype != config.dtype));
+  // Pairs of matrices pass through shared memory, and have one map each.
+  static_assert(!config.gated || !config.preactivation || config.staged == kStagedPreactivation);
+  static_assert(!(config.gated_gradient || (config.gated && config.preactivation)) ||
+                (config.tma_store && config.strided == kStridedNone));
   // At the start a thread has 168 registers.
   constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   constexpr Layout kAt = layout(config);

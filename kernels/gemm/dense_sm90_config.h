@@ -25,11 +25,14 @@ struct GemmDenseSm90Config {
   bool edges;      // TMA stores whole chunks of 16 bytes, and threads what a row of out has beside them at its ends
   int staged;    // kStagedNone, ...: the epilogue's matrix that is moved like out; its other ones are accessed directly
   int grouping;  // kUngrouped, ...
-  bool split;    // K is divided among CTAs, which write fp32 partial sums; the epilogue is left to the next step
+  bool sums_two;   // A B + A2 B2: the steps of the second product follow those of the first
+  bool split;      // K is divided among CTAs, which write fp32 partial sums; the epilogue is left to the next step
   int activation;  // and the rest of the epilogue: gemm/epilogue.h
   bool bias;
   bool gated;
   bool gradient;
+  bool gated_gradient;
+  bool weighted;
   bool preactivation;
   bool residual;
   bool pairs;
@@ -52,11 +55,14 @@ constexpr void visit_fields(const GemmDenseSm90Config& config, Visitor&& visit) 
   visit("edges", config.edges);
   visit("staged", config.staged);
   visit("grouping", config.grouping);
+  visit("sums_two", config.sums_two);
   visit("split", config.split);
   visit("activation", config.activation);
   visit("bias", config.bias);
   visit("gated", config.gated);
   visit("gradient", config.gradient);
+  visit("gated_gradient", config.gated_gradient);
+  visit("weighted", config.weighted);
   visit("preactivation", config.preactivation);
   visit("residual", config.residual);
   visit("pairs", config.pairs);
@@ -92,15 +98,22 @@ constexpr int b_atoms(const GemmDenseSm90Config& config) { return (config.block_
 constexpr int b_bytes(const GemmDenseSm90Config& config) {
   return config.b_transposed ? b_atoms(config) * kAtomBytes : config.block_n * kBlockK * 2;
 }
-// Boxes per consumer that are written or on their way from or to global memory: two, and one to be loaded ahead. Without
-// TMA they are not kept.
-constexpr int staging_buffers(const GemmDenseSm90Config& config) {
-  if (!config.tma_store) return config.staged == kStagedPreactivation ? 2 : 1;
-  return config.staged == kStagedNone ? 2 : 3;
-}
 constexpr bool loads_staged(const GemmDenseSm90Config& config) {
-  return config.staged == kStagedResidual || config.staged == kStagedSaved;
+  return config.staged == kStagedResidual || config.staged == kStagedSaved || config.staged == kStagedPair;
 }
+// Boxes of the same elements: of out and what is stored with it, or loaded to where out and out_gate will be.
+constexpr int boxes_of_buffer(const GemmDenseSm90Config& config) {
+  if (config.staged == kStagedPair) return 3;
+  return config.staged == kStagedPreactivation ? (config.gated ? 3 : 2) : 1;
+}
+constexpr int loaded_boxes(const GemmDenseSm90Config& config) { return config.staged == kStagedPair ? 2 : 1; }
+// Buffers per consumer that are written or on their way from or to global memory: two if one box each, and one to be loaded
+// ahead. Without TMA they are not kept.
+constexpr int staging_buffers(const GemmDenseSm90Config& config) {
+  if (!config.tma_store || config.staged == kStagedPreactivation) return 1;
+  return config.staged == kStagedResidual || config.staged == kStagedSaved ? 3 : 2;
+}
+constexpr int buffer_bytes(const GemmDenseSm90Config& config) { return boxes_of_buffer(config) * kStagingBytes; }
 // The element type of what a consumer stores: partial sums are fp32.
 constexpr DType stored_type(const GemmDenseSm90Config& config) {
   return config.split ? DType::kFloat32 : config.out_dtype;
@@ -115,10 +128,10 @@ constexpr int k_groups(const GemmDenseSm90Config& config) { return config.stride
 struct Layout {
   int a;        // [stages][block_m, 64], or [stages][block_m / 64 atoms]
   int b;        // [stages][block_n, 64], or [stages][atoms]
-  int staging;  // [consumers][staging_buffers] boxes
+  int staging;  // [consumers][staging_buffers][boxes_of_buffer] boxes
   int full;     // [stages] mbarriers: TMA has written A and B
   int empty;    // [stages] every consumer warp that reads the stage, of both CTAs, has finished
-  int loaded;   // [consumers][staging_buffers] mbarriers: TMA has written a box of the epilogue's matrix
+  int loaded;   // [consumers][staging_buffers] mbarriers: TMA has written the boxes of the epilogue's matrices
   int bytes;
 };
 constexpr Layout layout(const GemmDenseSm90Config& config) {
@@ -126,7 +139,7 @@ constexpr Layout layout(const GemmDenseSm90Config& config) {
   at.a = 0;
   at.b = config.stages * a_bytes(config);
   at.staging = (at.b + config.stages * b_bytes(config) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
-  at.full = at.staging + kConsumers * staging_buffers(config) * kStagingBytes;
+  at.full = at.staging + kConsumers * staging_buffers(config) * buffer_bytes(config);
   at.empty = at.full + 8 * config.stages;
   at.loaded = at.empty + 8 * config.stages;
   at.bytes = at.loaded + 8 * kConsumers * staging_buffers(config);
@@ -143,12 +156,16 @@ struct alignas(64) GemmDenseSm90Params {
   TensorMap a[m_groups * k_groups];
   TensorMap b[k_groups];
   TensorMap gate;
+  TensorMap a2, b2;            // sums_two
   TensorMap out[m_groups];     // or, if split, the partial sums [layers, M, N]; as 16-bit elements, as is:
   TensorMap staged[m_groups];  // the matrix that Config::staged names
+  TensorMap staged_gate;       // the gate's preactivation, or saved_gate
+  TensorMap out_gate, hidden;  // gated_gradient
   int a_shift[m_groups];       // 16-bit elements from the beginning of a map of a to its first row
   int out_shift[m_groups];     // and from the last multiple of 16 bytes to a row of out
   int b_layers;                // 1: b has a copy for each group of rows, shifted as a's or out's rows are; else 0
   GemmEpilogueParams epilogue;
+  GemmPairParams pair;
   const int* offsets;  // of ragged groups
   int groups;
   int a_layers;  // per group: 0 if it has none, or is shared
@@ -156,7 +173,7 @@ struct alignas(64) GemmDenseSm90Params {
   TileOrder order;  // row tiles of a whole cluster; of a group. Ragged rows: there is no number of row tiles
   unsigned splits;
   unsigned work_tiles;  // tiles times splits, or times groups; not used if rows are ragged
-  int k_steps;          // of 64, of the whole product; kStridedK: of each group of rows
+  int k_steps;          // of 64, of the whole product; kStridedK: of each group of rows; sums_two: of both
   int k_steps_per_split;
 };
 

@@ -25,7 +25,7 @@ struct GemmDenseSm90Consumer {
   static constexpr int kBoxColumns = gemm_sm90::stored_columns(config);
   static constexpr int kOutColumns = gemm_sm90::out_columns(config);
   static constexpr int kBoxes = (kOutColumns + kBoxColumns - 1) / kBoxColumns;  // side by side
-  static constexpr int kBuffers = gemm_sm90::staging_buffers(config) > 0 ? gemm_sm90::staging_buffers(config) : 1;
+  static constexpr int kBuffers = gemm_sm90::staging_buffers(config);
   static constexpr bool kLoadsStaged = gemm_sm90::loads_staged(config);
   static constexpr bool kIsFloat = gemm_sm90::stored_type(config) == DType::kFloat32;
   static constexpr int kWords = kIsFloat ? 2 : 1;  // of 16 bits, in an element
@@ -39,7 +39,7 @@ struct GemmDenseSm90Consumer {
   int consumer;  // warp-uniform, and the compiler knows it
   int lane, warp;
   PipelineState<config.stages> pipe = {};
-  PipelineState<kBuffers> staging = {};  // the buffer of the next box
+  PipelineState<kBuffers> staging = {};  // the next buffer
 
   float sums[kRowTiles][config.block_n / 2];  // [64 rows][tile of 8 columns][value of a lane]
 
@@ -162,7 +162,7 @@ struct GemmDenseSm90Consumer {
 
   __forceinline__ bool issues() const { return warp == 0 && lane == 0; }  // the TMA loads and stores of boxes
   __forceinline__ unsigned buffer_address(int index) const {
-    return shared + kAt.staging + (consumer * kBuffers + index) * gemm_sm90::kStagingBytes;
+    return shared + kAt.staging + (consumer * kBuffers + index) * gemm_sm90::buffer_bytes(config);
   }
   __forceinline__ unsigned loaded_barrier(int index) const {
     return shared + kAt.loaded + (consumer * kBuffers + index) * kMbarrierBytes;
@@ -199,10 +199,14 @@ struct GemmDenseSm90Consumer {
   // Of the box that will use buffer `index`, which is the next one or the one after it.
   __forceinline__ void load_staged(const GemmDenseSm90Work& work, int box, int index) const {
     if (!issues()) return;
-    tma_store_wait_group_read<1>();
-    mbarrier_arrive_expect_tx(loaded_barrier(index), gemm_sm90::kStagingBytes);
-    tma_load(buffer_address(index), p.staged[map_of(work)], loaded_barrier(index), box_column(work, box),
-             box_row(work, box), work.layer, 0);
+    tma_store_wait_group_read<kBuffers - 2>();
+    const unsigned barrier = loaded_barrier(index), to = buffer_address(index);
+    mbarrier_arrive_expect_tx(barrier, gemm_sm90::loaded_boxes(config) * gemm_sm90::kStagingBytes);
+    const int column = box_column(work, box), row = box_row(work, box);
+    tma_load(to, p.staged[map_of(work)], barrier, column, row, work.layer, 0);
+    if constexpr (config.gated_gradient) {
+      tma_load(to + gemm_sm90::kStagingBytes, p.staged_gate, barrier, column, row, work.layer, 0);
+    }
   }
 
   // Addresses in a box of a lane's part of two tiles of 8 columns (stmatrix, ldmatrix), and of one of fp32.
@@ -406,9 +410,66 @@ struct GemmDenseSm90Consumer {
     }
   }
 
+  // A lane's two rows of a box, backward through a gated pair: their weights, and dots of this box's columns.
+  struct WeightedRows {
+    float weight[2] = {};
+    float dot[2] = {};
+  };
+  __forceinline__ WeightedRows weights_of(const GemmDenseSm90Work& work, const int (&rows)[2]) const {
+    WeightedRows own;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (config.weighted && rows[half] < work.end_row) own.weight[half] = p.pair.row_weights[rows[half]];
+    }
+    return own;
+  }
+  __forceinline__ void store_dots(const GemmDenseSm90Work& work, int box, const int (&rows)[2],
+                                  WeightedRows own) const {
+    const int part = work.column / kDotColumns + box % kBoxes;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float dot = own.dot[half];  // four lanes share a row
+      dot += __shfl_xor_sync(0xffffffffu, dot, 1);
+      dot += __shfl_xor_sync(0xffffffffu, dot, 2);
+      const bool exists = rows[half] < work.end_row && part < p.pair.dot_parts;
+      if (exists && lane % 4 == 0) p.pair.row_dots[static_cast<Index>(rows[half]) * p.pair.dot_parts + part] = dot;
+    }
+  }
+
+  // The boxes of a buffer: out, and what is stored with it. rows_left: of the group.
+  __forceinline__ void store_boxes(const GemmDenseSm90Work& work, int box, unsigned buffer, int rows_left) const {
+    constexpr bool kKeeps = config.staged == kStagedPreactivation;
+    constexpr unsigned kNext = gemm_sm90::kStagingBytes;
+    // A box that contains rows of the next group is copied by threads.
+    const bool whole = config.grouping != kRaggedRows || rows_left >= 64;
+    const bool stores_hidden = config.gated_gradient && p.pair.hidden.data != nullptr;
+    if (issues()) {
+      if (whole) {
+        store_box(work, box, buffer, p.out);
+        if constexpr (kKeeps) store_box(work, box, buffer + kNext, p.staged);
+        if constexpr (kKeeps && config.gated) store_box(work, box, buffer + 2 * kNext, &p.staged_gate);
+        if constexpr (config.gated_gradient) store_box(work, box, buffer + kNext, &p.out_gate);
+        if (stores_hidden) store_box(work, box, buffer + 2 * kNext, &p.hidden);
+      }
+      tma_store_commit_group();  // waiting counts groups, so there is one for each box even if it is empty
+    }
+    if constexpr (config.edges) store_edges(work, box, buffer);
+    if (whole) return;
+    store_some_rows(work, box, buffer, p.epilogue.out, rows_left);
+    if constexpr (kKeeps) store_some_rows(work, box, buffer + kNext, p.epilogue.preactivation, rows_left);
+    if constexpr (kKeeps && config.gated) {
+      store_some_rows(work, box, buffer + 2 * kNext, p.pair.gate_preactivation, rows_left);
+    }
+    if constexpr (config.gated_gradient) store_some_rows(work, box, buffer + kNext, p.pair.out_gate, rows_left);
+    if (stores_hidden) store_some_rows(work, box, buffer + 2 * kNext, p.pair.hidden, rows_left);
+    // With two buffers, this one's next load is issued before the warps meet again.
+    if constexpr (kLoadsStaged && kBuffers == 2) named_barrier_sync(kStaged + consumer, 128);
+  }
+
   // The epilogue of a work tile, box by box, row tiles outside.
   __forceinline__ void store(const GemmDenseSm90Work& work) {
     constexpr int kTiles = kBoxColumns / 8;  // of 8 columns, in a box
+    constexpr bool kKeeps = config.staged == kStagedPreactivation;
     const int barrier = kStaged + consumer;
 #pragma unroll
     for (int box = 0; box < kRowTiles * kBoxes; ++box) {
@@ -417,9 +478,11 @@ struct GemmDenseSm90Consumer {
       const int in_tile = recomputed(first_row() + row_tile * 64 + warp * 16 + lane / 4);
       const int rows[2] = {out_row(work, in_tile), out_row(work, in_tile + 8)};
       const int column = recomputed(work.column + first_tile_of(box) * 8 + lane % 4 * 2);
-      unsigned out = buffer_address(staging.index), extra = 0;
+      const unsigned out = buffer_address(staging.index);
+      const unsigned second = out + gemm_sm90::kStagingBytes, third = second + gemm_sm90::kStagingBytes;
+      WeightedRows own;
+      if constexpr (config.gated_gradient) own = weights_of(work, rows);
       if constexpr (!config.tma_store) {  // a warp's rows of a box are its own
-        if constexpr (config.staged == kStagedPreactivation) extra = buffer_address(1);
         __syncwarp();
         if constexpr (kLoadsStaged) load_rows(work, box, out, staged_matrix());
         __syncwarp();
@@ -428,13 +491,8 @@ struct GemmDenseSm90Consumer {
         if (box + 1 < kRowTiles * kBoxes) load_staged(work, box + 1, next);
         mbarrier_wait_parity(loaded_barrier(staging.index), staging.parity);
       } else {
-        if (issues()) tma_store_wait_group_read<1>();
+        if (issues()) tma_store_wait_group_read<kBuffers - 1>();
         named_barrier_sync(barrier, 128);
-        if constexpr (config.staged == kStagedPreactivation) {
-          extra = out;
-          staging.advance();
-          out = buffer_address(staging.index);
-        }
       }
 #pragma unroll
       for (int i = 0; i < kTiles; i += 2) {
@@ -446,12 +504,24 @@ struct GemmDenseSm90Consumer {
         float(&right)[4] = reinterpret_cast<float(&)[4]>(sums[row_tile][(both ? tile + 1 : tile) * 4]);
         float extras[2][4] = {};
         if constexpr (kLoadsStaged) read_staged(out, i, extras[0], extras[1]);
-        if (tile >= first_new) finish(work, left, extras[0], row_tile, tile, rows, column + i * 8);
-        if (both && tile + 1 >= first_new) {
-          finish(work, right, extras[1], row_tile, tile + 1, rows, column + i * 8 + 8);
+        if constexpr (config.gated_gradient) {
+          float gates[2][4];
+          read_staged(second, i, gates[0], gates[1]);
+          apply_gated_gradient<kEpilogue>(left, extras[0], gates[0], own.weight, own.dot);
+          if (both) apply_gated_gradient<kEpilogue>(right, extras[1], gates[1], own.weight, own.dot);
+          write_pair<config.dtype>(second, i, gates[0], gates[1]);
+          write_pair<config.dtype>(third, i, extras[0], extras[1]);
+        } else {
+          if (tile >= first_new) finish(work, left, extras[0], row_tile, tile, rows, column + i * 8);
+          if (both && tile + 1 >= first_new) {
+            finish(work, right, extras[1], row_tile, tile + 1, rows, column + i * 8 + 8);
+          }
         }
-        if constexpr (config.staged == kStagedPreactivation) {
-          write_pair<config.dtype>(extra, i, extras[0], extras[1]);
+        if constexpr (kKeeps) write_pair<config.dtype>(second, i, extras[0], extras[1]);
+        if constexpr (kKeeps && config.gated) {
+          const int gate = tile + kOutColumns / 8, next = both ? gate + 1 : gate;
+          write_pair<config.dtype>(third, i, reinterpret_cast<float(&)[4]>(sums[row_tile][gate * 4]),
+                                   reinterpret_cast<float(&)[4]>(sums[row_tile][next * 4]));
         }
         if constexpr (kIsFloat) {
           write_floats(out, i, left);
@@ -460,32 +530,15 @@ struct GemmDenseSm90Consumer {
           write_pair<config.out_dtype>(out, i, left, right);
         }
       }
+      if constexpr (config.weighted) store_dots(work, box, rows, own);
       if constexpr (config.tma_store) {
         fence_proxy_async();
         named_barrier_sync(barrier, 128);
-        // A box that contains rows of the next group is copied by threads.
-        const int rows_left = work.end_row - work.row - first_row() - row_tile * 64;
-        const bool whole = config.grouping != kRaggedRows || rows_left >= 64;
-        if (issues()) {
-          if (whole) {
-            if constexpr (config.staged == kStagedPreactivation) store_box(work, box, extra, p.staged);
-            store_box(work, box, out, p.out);
-          }
-          // Waiting counts groups, so there is one for each box even if it is empty.
-          if constexpr (config.staged == kStagedPreactivation) tma_store_commit_group();
-          tma_store_commit_group();
-        }
-        if constexpr (config.edges) store_edges(work, box, out);
-        if (!whole) {
-          if constexpr (config.staged == kStagedPreactivation) {
-            store_some_rows(work, box, extra, p.epilogue.preactivation, rows_left);
-          }
-          store_some_rows(work, box, out, p.epilogue.out, rows_left);
-        }
+        store_boxes(work, box, out, work.end_row - work.row - first_row() - row_tile * 64);
         staging.advance();
       } else {
         __syncwarp();
-        if constexpr (config.staged == kStagedPreactivation) store_rows(work, box, extra, staged_matrix());
+        if constexpr (kKeeps) store_rows(work, box, second, staged_matrix());
         store_rows(work, box, out, p.epilogue.out);
       }
     }

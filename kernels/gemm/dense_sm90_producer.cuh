@@ -46,18 +46,25 @@ struct GemmDenseSm90Producer {
     }
   }
 
+  // Whether a step is of the second product; then it is counted from that one's first.
+  __forceinline__ bool is_of_second(int& step) const {
+    const bool of_second = config.sums_two && step >= p.k_steps / 2;
+    if (of_second) step -= p.k_steps / 2;
+    return of_second;
+  }
+
   __forceinline__ void load_a(unsigned destination, unsigned mbarrier, const Work& work, int step,
                               unsigned rank) const {
+    const TensorMap& a = is_of_second(step) ? p.a2 : p.a[config.strided == kStridedNone ? 0 : work.residue];
     const int row = work.row, k = work.first_k + step * kBlockK;
     const int layer = config.grouping == kBatched ? work.group * p.a_layers : 0;
-    const int map = config.strided == kStridedNone ? 0 : work.residue;
     if constexpr (config.a_transposed) {
       for (int atom = 0; atom < config.block_m / 64; ++atom) {
         if (config.shares_a && atom % 2 != static_cast<int>(rank)) continue;
-        load_atom<config.shares_a>(destination + atom * kAtomBytes, p.a[map], mbarrier, row + atom * 64, k, layer);
+        load_atom<config.shares_a>(destination + atom * kAtomBytes, a, mbarrier, row + atom * 64, k, layer);
       }
     } else {
-      tma_load(destination, p.a[map], mbarrier, k, row, layer, 0);
+      tma_load(destination, a, mbarrier, k, row, layer, 0);
     }
   }
 
@@ -66,6 +73,7 @@ struct GemmDenseSm90Producer {
                               unsigned rank) const {
     // A shift along b's rows is one of where they begin; along its columns it is in the layer.
     const bool strided_m = config.strided == kStridedM;
+    const TensorMap& b = is_of_second(step) ? p.b2 : p.b[config.strided == kStridedK ? work.residue : 0];
     const int column = work.column + (strided_m && config.b_transposed ? p.out_shift[work.residue] : 0);
     const int k = work.first_k + step * kBlockK - (strided_m && config.b_transposed ? p.a_shift[work.residue] : 0);
     const int layer = config.grouping == kBatched || config.grouping == kRaggedRows ? work.group
@@ -79,16 +87,15 @@ struct GemmDenseSm90Producer {
         const bool of_gate = config.gated && atom >= kAtoms / 2;
         const int x = column + (of_gate ? atom - kAtoms / 2 : atom) * 64;
         const unsigned to = destination + atom * kAtomBytes;
-        load_atom<kSharesB>(to, of_gate ? p.gate : p.b[config.strided == kStridedK ? work.residue : 0], mbarrier, x, k,
-                            layer);
+        load_atom<kSharesB>(to, of_gate ? p.gate : b, mbarrier, x, k, layer);
       }
     } else if constexpr (kSharesB) {
       constexpr int kRows = config.block_n / 2;
       const bool of_gate = config.gated && rank == 1;
-      tma_load_multicast(destination + rank * (kRows * kBlockK * 2), of_gate ? p.gate : p.b[0], mbarrier, kBoth, k,
+      tma_load_multicast(destination + rank * (kRows * kBlockK * 2), of_gate ? p.gate : b, mbarrier, kBoth, k,
                          column + (config.gated ? 0 : static_cast<int>(rank) * kRows), layer, 0);
     } else {
-      tma_load(destination, p.b[0], mbarrier, k, column, layer, 0);
+      tma_load(destination, b, mbarrier, k, column, layer, 0);
       if constexpr (config.gated) {
         tma_load(destination + config.block_n / 2 * (kBlockK * 2), p.gate, mbarrier, k, column, layer, 0);
       }

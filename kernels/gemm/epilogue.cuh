@@ -106,11 +106,11 @@ struct GemmEpilogue {
     return row * matrix.row_stride + column + (config.grouped ? group * matrix.group_stride : 0);
   }
 
-  // x: A B, replaced by the result. gate: A times the gate, if gated. stores: the result is stored from here, by plain
-  // stores. staged (kStagedNone, ...): the matrix whose elements of this tile the caller has loaded into `extra`, or will
-  // store from there.
+  // x: A B, replaced by the result. gate: A times the gate, if gated, to which its bias is added. stores: the result is stored
+  // from here, by plain stores. staged (kStagedNone, ...): the matrix whose elements of this tile the caller has loaded into
+  // `extra`, or will store from there.
   template <bool stores, int staged>
-  __forceinline__ void apply(float (&x)[4], const float (&gate)[4], float (&extra)[4], const int (&rows)[2],
+  __forceinline__ void apply(float (&x)[4], float (&gate)[4], float (&extra)[4], const int (&rows)[2],
                              int column) const {
     const bool first = static_cast<unsigned>(column) < static_cast<unsigned>(n);
     const bool second = static_cast<unsigned>(column + 1) < static_cast<unsigned>(n);
@@ -150,7 +150,8 @@ struct GemmEpilogue {
         if constexpr (config.gradient) {
           y[i] *= activation_derivative<config.activation>(saved[i]);
         } else if constexpr (config.gated) {
-          y[i] *= activate<config.activation>(gate[half * 2 + i] + (config.bias ? gate_bias[i] : 0.0f));
+          if constexpr (config.bias) gate[half * 2 + i] += gate_bias[i];
+          y[i] *= activate<config.activation>(gate[half * 2 + i]);
         } else {
           y[i] = activate<config.activation>(y[i]);
         }
@@ -163,10 +164,29 @@ struct GemmEpilogue {
     }
   }
   // With plain loads and stores alone.
-  __forceinline__ void apply(float (&x)[4], const float (&gate)[4], const int (&rows)[2], int column) const {
+  __forceinline__ void apply(float (&x)[4], float (&gate)[4], const int (&rows)[2], int column) const {
     float none[4] = {};
     apply<true, kStagedNone>(x, gate, none, rows, column);
   }
 };
+
+// Backward through a gated pair, of a lane's part of an accumulator tile. x: A B, replaced by out. saved, by hidden. gate:
+// saved_gate, replaced by out_gate. weight, dot: of the lane's two rows.
+template <GemmEpilogueConfig config>
+__forceinline__ void apply_gated_gradient(float (&x)[4], float (&saved)[4], float (&gate)[4], const float (&weight)[2],
+                                          float (&dot)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float f = activate<config.activation>(gate[i]);
+    const float slope = activation_derivative<config.activation>(gate[i]);
+    const float hidden = saved[i] * f;
+    const float w = config.weighted ? weight[i / 2] : 1.0f;
+    if constexpr (config.weighted) dot[i / 2] += x[i] * hidden;
+    const float d = w * x[i];
+    gate[i] = d * saved[i] * slope;
+    x[i] = d * f;
+    saved[i] = w * hidden;
+  }
+}
 
 }  // namespace tessera

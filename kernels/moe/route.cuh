@@ -197,7 +197,10 @@ __forceinline__ void moe_route_backward(const MoeRouteBackwardParams& p) {
   const Index at = token * p.top_k + lane;
   const bool has_one = lane < p.top_k;
   const int position = has_one ? moe_row(p.positions[at], p.tokens * p.top_k) : -1;
-  const float dweight = position >= 0 ? p.row_dweights[position] : 0.0f;
+  float dweight = 0.0f;
+  for (int part = 0; part < p.dweight_parts; ++part) {
+    if (position >= 0) dweight += p.row_dweights[static_cast<Index>(position) * p.dweight_parts + part];
+  }
   if constexpr (config.scoring == kMoeGiven) {
     if (has_one) p.dweights[at] = dweight;
   } else {

@@ -48,13 +48,14 @@ struct MoeRouteBackwardParams {
   const int* expert_of;        // [tokens, top_k]
   const float* weights;        // [tokens, top_k]
   const int* positions;        // [tokens, top_k]: rows of row_dweights; negative: the pair was skipped
-  const float* row_dweights;   // [tokens * top_k]
+  const float* row_dweights;   // [tokens * top_k, dweight_parts]: the sum of a row's parts is its gradient
   const int* offsets;          // [experts + 1]
   const float* dbalance_loss;  // [1]; null: none
   void* dlogits;               // like logits, written; kMoeGiven: null
   Index dlogits_stride;
   float* dweights;  // [tokens, top_k], written: kMoeGiven
   int tokens, experts, top_k;
+  int dweight_parts;
   bool normalized;
   float balance_scale;  // experts / tokens^2
 };

@@ -17,6 +17,8 @@ ROUTE = ("sm_80", "moe_route_bf16")
 QUICK_MOE = ("quick", "moe/fwd/bf16")
 QUICK_MOE_BACKWARD = ("quick", "moe/bwd/bf16")
 GROUPED_ROWS = ("sm_90a", "128x176s5_ping_pong_cluster_ragged_rows")
+GATED_GRADIENT = ("sm_90a", "ragged_rows_silu_gated_gradient_weighted")
+EXPERTS_BACKWARD = ("full", "moe/bwd/bf16/m700_k136_h328_e5_top2")
 GROUPED_SUMS = ("sm_90a", "128x192s4_ping_pong_cluster_ragged_sums")
 
 PRODUCTS = (
@@ -208,6 +210,28 @@ PRODUCTS = (
     Mutation("sm90_gemm_multiplies_by_the_first_layer", "gemm/dense_sm90_producer.cuh",
              (("config.grouping == kBatched || config.grouping == kRaggedRows ? work.group\n", "false ? work.group\n"),),
              GROUPED_ROWS, "gemm_dense_sm90", "native", verify=("quick", "gemm/bf16/m300_n72_k40")),
+    Mutation("sm90_gated_gradient_forgets_the_weight", "gemm/epilogue.cuh",
+             (("const float w = config.weighted ? weight[i / 2] : 1.0f;", "const float w = 1.0f;"),),
+             GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD),
+    Mutation("sm90_gated_gradient_stores_hidden_without_its_weight", "gemm/epilogue.cuh",
+             (("saved[i] = w * hidden;", "saved[i] = hidden;"),),
+             GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD),
+    Mutation("sm90_gated_gradient_mixes_up_parts_of_dots", "gemm/dense_sm90_consumer.cuh",
+             (("const int part = work.column / kDotColumns + box % kBoxes;", "const int part = work.column / kDotColumns;"),),
+             GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD),
+    Mutation("sm90_gated_gradient_stores_gates_of_the_next_expert", "gemm/dense_sm90_consumer.cuh",
+             (("store_some_rows(work, box, buffer + kNext, p.pair.out_gate, rows_left);",
+               "store_some_rows(work, box, buffer + kNext, p.pair.out_gate, 64);"),),
+             GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD),
+    Mutation("sm90_gated_gradient_loads_over_rows_that_are_copied", "gemm/dense_sm90_consumer.cuh",
+             (("    if constexpr (kLoadsStaged && kBuffers == 2) named_barrier_sync(kStaged + consumer, 128);\n", ""),),
+             GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD, repeat=10, race=True, delayed=True),
+    Mutation("sm90_gated_product_keeps_the_same_half_twice", "gemm/dense_sm90_consumer.cuh",
+             (("const int gate = tile + kOutColumns / 8, next", "const int gate = tile, next"),),
+             ("sm_90a", "silu_gated_preactivation"), "mlp_chained", "native", verify=("full", "mlp/fwd/bf16/m2600_k96_h200")),
+    Mutation("sm90_gemm_forgets_the_second_weights", "gemm/dense_sm90_producer.cuh",
+             (("is_of_second(step) ? p.b2 : p.b[", "is_of_second(step) ? p.b[0] : p.b["),),
+             ("sm_90a", "ragged_rows_two"), "mlp_chained", "native", verify=("full", "mlp/bwd/bf16/m2600_k96_h200")),
     Mutation("mlp_gate_forgets_the_derivative", "mlp/gated.cuh",
              (("dhidden.value[i] * before.value[i] * activation_derivative<config.activation>(gate.value[i])",
                "dhidden.value[i] * before.value[i]"),),
@@ -254,6 +278,9 @@ PRODUCTS = (
     Mutation("moe_router_forgets_the_mean_gradient", "moe/route.cuh",
              (("weight * (dweight - mean_dweight)", "weight * dweight"),),
              ("sm_80", "moe_route_backward_bf16"), "moe_chained", verify=QUICK_MOE_BACKWARD),
+    Mutation("moe_router_takes_the_first_part_of_a_gradient", "moe/route.cuh",
+             (("part < p.dweight_parts; ++part", "part < 1; ++part"),),
+             ("sm_80", "moe_route_backward_bf16"), "moe_chained", "native", verify=EXPERTS_BACKWARD),
     Mutation("moe_router_forgets_the_balance_loss", "moe/route.cuh",
              (("dshare[i] = per_token *", "dshare[i] = 0 *"),),
              ("sm_80", "moe_route_backward_bf16"), "moe_chained", verify=QUICK_MOE_BACKWARD),

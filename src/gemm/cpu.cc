@@ -2,15 +2,16 @@
 #include "base/format.h"
 #include "gemm/cpu/run.h"
 #include "gemm/family.h"
+#include "gemm/gpu.h"
 
 namespace tessera::gemm {
 namespace {
 
 using engine::Device;
 
-std::optional<std::string> refuses(const GemmProblem&, const Device& device) {
+std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (!device.is_cpu()) return format("reads host memory; the tensors are on {}", device.name);
-  return std::nullopt;
+  return recipe_refuses(p);
 }
 
 engine::Config config_for(const Device& device) {

@@ -96,6 +96,11 @@ engine::Config named(const Choice& choice) {
   return config;
 }
 
+std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
+  if (auto reason = gpu_refuses(p, device)) return reason;
+  return recipe_refuses(p);
+}
+
 std::size_t workspace_of(const GemmProblem& p, const Choice& choice) {
   return choice.splits > 1 ? partial_bytes(p, choice.splits) : 0;
 }
@@ -210,7 +215,7 @@ Implementation dense() {
   return {"gemm_dense",
           GemmFamily::bit_of(GemmOp::kDense) | GemmFamily::bit_of(GemmOp::kGrouped),
           {"gemm/dense.cuh", "gemm/split_reduce.cuh"},
-          gpu_refuses,
+          refuses,
           offers,
           recipe,
           nullptr,

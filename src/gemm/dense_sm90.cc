@@ -30,7 +30,7 @@ GemmArgs main_args(const GemmArgs& args, const Choice& choice) {
 
 jit::KernelInstance main_kernel(const Config& config) {
   return {
-      .name = format("gemm_dense_sm90_{}_{}_{}{}_{}x{}s{}{}{}{}{}{}{}{}{}", name_of(config.dtype),
+      .name = format("gemm_dense_sm90_{}_{}_{}{}_{}x{}s{}{}{}{}{}{}{}{}{}{}", name_of(config.dtype),
                      name_of(config.out_dtype), config.a_transposed ? 't' : 'n', config.b_transposed ? 't' : 'n',
                      config.block_m, config.block_n, config.stages, config.ping_pong ? "_ping_pong" : "",
                      config.shares_a      ? "_cluster_a"
@@ -40,7 +40,7 @@ jit::KernelInstance main_kernel(const Config& config) {
                      : config.strided == kStridedK ? "_strided_k"
                                                    : "",
                      config.tma_store ? "" : "_rows", config.edges ? "_edges" : "", grouping_suffix(config.grouping),
-                     config.split ? "_split" : "", epilogue_suffix(epilogue_of(config))),
+                     config.sums_two ? "_two" : "", config.split ? "_split" : "", epilogue_suffix(epilogue_of(config))),
       .header = "gemm/dense_sm90.cuh",
       .entry = "gemm_dense_sm90",
       .params = format("GemmDenseSm90Params<{}, {}>", gemm_sm90::m_groups(config), gemm_sm90::k_groups(config)),
@@ -198,6 +198,18 @@ Status enqueue_main(const Choice& choice, const GemmArgs& args, const GemmView& 
     if (Status s = encode_groups(of_gate, b_rows, maps, first_column); !s.ok()) return s;
     params.gate = maps[0];
   }
+  if (config.sums_two) {
+    TensorMap maps[1];
+    int unshifted[1];
+    const Matrix of_a2 =
+        p.a_transposed ? matrix(args.a2, p.k, p.m, 2, a_layers) : matrix(args.a2, p.m, p.k, 2, a_layers);
+    if (Status s = encode_groups(of_a2, a_rows, maps, unshifted); !s.ok()) return s;
+    params.a2 = maps[0];
+    if (Status s = encode_groups(matrix(args.b2, rows_of_b(p), b_columns, 2, b_layers), b_rows, maps, unshifted);
+        !s.ok())
+      return s;
+    params.b2 = maps[0];
+  }
   int none[m_groups];  // no shift: such rows are aligned
   const std::int64_t chunk = 16 / static_cast<std::int64_t>(size_of(p.out_dtype));
   const std::int64_t written_columns = p.out_padded ? ceil_div(p.n, chunk) * chunk : p.n;
@@ -209,13 +221,35 @@ Status enqueue_main(const Choice& choice, const GemmArgs& args, const GemmView& 
     if (Status s = encode_groups(of_out, kBoxRows, params.out, params.out_shift, config.edges); !s.ok()) return s;
   }
   if (config.tma_store && config.staged != kStagedNone) {
-    const GemmView& view = config.staged == kStagedResidual ? args.residual
-                           : config.staged == kStagedSaved  ? args.saved
-                                                            : args.preactivation;
+    const GemmView& view = config.staged == kStagedResidual        ? args.residual
+                           : config.staged == kStagedPreactivation ? args.preactivation
+                                                                   : args.saved;
     const std::int64_t columns = config.staged == kStagedPreactivation ? written_columns : p.n;
     const Matrix staged =
         matrix(view, p.m, columns, size_of(config.staged == kStagedResidual ? p.out_dtype : p.dtype), out_layers);
     if (Status s = encode_groups(staged, kBoxRows, params.staged, none); !s.ok()) return s;
+  }
+  if (moves_pair(p)) {
+    const auto encode_one = [&](const GemmView& view, std::int64_t columns, TensorMap& map) -> Status {
+      if (view.data == nullptr) return {};
+      TensorMap maps[1];
+      int unshifted[1];
+      const Matrix one = matrix(view, p.m, columns, size_of(p.dtype), out_layers);
+      Status s = encode_groups(one, kBoxRows, maps, unshifted);
+      map = maps[0];
+      return s;
+    };
+    const GemmView& gate = p.gated_gradient ? args.saved_gate : args.gate_preactivation;
+    const std::int64_t gate_columns = p.gated_gradient ? p.n : written_columns;
+    if (Status s = encode_one(gate, gate_columns, params.staged_gate); !s.ok()) return s;
+    if (Status s = encode_one(args.out_gate, written_columns, params.out_gate); !s.ok()) return s;
+    if (Status s = encode_one(args.hidden, written_columns, params.hidden); !s.ok()) return s;
+    params.pair = {matrix_of(args.gate_preactivation),
+                   matrix_of(args.out_gate),
+                   matrix_of(args.hidden),
+                   args.row_weights,
+                   args.row_dots,
+                   static_cast<int>(dot_parts_of(p.n))};
   }
   params.epilogue = epilogue_params(args);
   params.m = static_cast<int>(p.m);
@@ -264,6 +298,13 @@ GemmArgs rows_from(const GemmArgs& args, std::int64_t first, std::int64_t rows) 
   advance(part.residual, p.out_dtype, first * part.residual.row_stride);
   advance(part.saved, p.dtype, first * part.saved.row_stride);
   advance(part.preactivation, p.dtype, first * part.preactivation.row_stride);
+  advance(part.gate_preactivation, p.dtype, first * part.gate_preactivation.row_stride);
+  advance(part.a2, p.dtype, first * (p.a_transposed ? 1 : part.a2.row_stride));
+  advance(part.saved_gate, p.dtype, first * part.saved_gate.row_stride);
+  advance(part.out_gate, p.dtype, first * part.out_gate.row_stride);
+  advance(part.hidden, p.dtype, first * part.hidden.row_stride);
+  if (part.row_weights != nullptr) part.row_weights += first;
+  if (part.row_dots != nullptr) part.row_dots += first * dot_parts_of(p.n);
   return part;
 }
 
@@ -352,6 +393,9 @@ std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (device.compute != 90 || !device.specific) return "needs TMA and wgmma (sm_90a)";
   if (!p.tensor_maps) return "needs positive strides below 2^36 elements";
   if (p.k == 0) return "there is nothing to load: K is 0";
+  if (moves_pair(p) && !stores_by_tma(p)) return "rows of a gated pair do not start and end at multiples of 16 bytes";
+  if (moves_pair(p) && p.out_dtype != p.dtype) return "stores pairs of one type";
+  if (p.sums_two && !(p.a_aligned && p.b_aligned)) return "rows of two products do not start at multiples of 16 bytes";
   return std::nullopt;
 }
 std::vector<engine::Offer> offers(const GemmProblem& p, const Device& device) {
@@ -436,10 +480,28 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p.gated = p.bias = true;
   p.activation = kSilu;
   list.push_back(p);
+  p.bias = false;
+  p.preactivation = true;
+  list.push_back(p);
+  p.gated = p.preactivation = false;
+  p.gated_gradient = p.b_transposed = true;
+  list.push_back(p);
   p = representative(device, 65536, 1408, 2048);
   p.op = GemmOp::kGrouped;
   p.grouping = kRaggedRows;
   p.groups = 64;
+  list.push_back(p);
+  p.activation = kSilu;
+  p.gated = p.preactivation = true;
+  list.push_back(p);
+  p.gated = p.preactivation = false;
+  p.gated_gradient = p.weighted = p.b_transposed = true;
+  list.push_back(p);
+  p = representative(device, 65536, 2048, 1408);
+  p.op = GemmOp::kGrouped;
+  p.grouping = kRaggedRows;
+  p.groups = 64;
+  p.sums_two = p.b_transposed = true;
   list.push_back(p);
   p = representative(device, 1408, 2048, 65536);
   p.op = GemmOp::kGrouped;

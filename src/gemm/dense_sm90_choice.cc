@@ -16,9 +16,10 @@ namespace tessera::gemm::sm90 {
 using Config = GemmDenseSm90Config;
 
 namespace {
-// One matrix of the epilogue can be staged: the one that is read, if there is one. Boxes of all that passes through
+// One matrix of the epilogue can be staged, or a pair: the one that is read, if there is one. Boxes of all that passes through
 // shared memory are alike, so its elements must be as large as out's.
 int staged_of(const GemmProblem& p) {
+  if (p.gated_gradient) return kStagedPair;
   const bool same_size = p.out_dtype == p.dtype;
   if (p.gradient && same_size) return kStagedSaved;
   if (p.residual && !p.gradient) return kStagedResidual;
@@ -28,12 +29,13 @@ int staged_of(const GemmProblem& p) {
 
 // Whether rows of A and out, or of A and B if both are rows of K, could be strided.
 bool may_stride_m(const GemmProblem& p) {
-  return p.grouping == kUngrouped && !p.a_transposed && p.m >= gemm_sm90::kRowGroups;  // a group may begin at any row
+  // A group may begin at any row.
+  return p.grouping == kUngrouped && !p.a_transposed && p.m >= gemm_sm90::kRowGroups && !moves_pair(p) && !p.sums_two;
 }
 
 bool may_stride_k(const GemmProblem& p) {
-  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && p.k >= gemm_sm90::kRowGroups &&
-         !(p.a_aligned && p.b_aligned);
+  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && !p.gated_gradient &&
+         p.k >= gemm_sm90::kRowGroups && !(p.a_aligned && p.b_aligned);
 }
 
 // strides: rows that start anywhere are strided if possible, else copied, or stored by threads.
@@ -47,11 +49,9 @@ Access access_of(const GemmProblem& p, bool split, bool strides) {
     return access;
   }
   if (!split) access.staged = staged_of(p);
-  // TMA stores whole chunks of 16 bytes, even if the last one's end is beyond the matrix. Partial sums have room for it.
-  const bool whole_chunks = p.out_padded || p.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
-  const bool matrices = p.residual || p.gradient || p.preactivation;
-  const bool stored_by_tma = split || (p.out_aligned && p.epilogue_aligned && whole_chunks);
-  const bool wide = p.grouping == kUngrouped && p.n >= 16;
+  const bool matrices = p.residual || p.gradient || p.preactivation || p.gated_gradient;
+  const bool stored_by_tma = split || stores_by_tma(p);  // partial sums have room for the last chunk
+  const bool wide = p.grouping == kUngrouped && p.n >= 16 && !p.gated_gradient;
   if (!stored_by_tma && wide && p.out_aligned && !p.preactivation && (p.epilogue_aligned || !matrices)) {
     access.edges = true;
   }
@@ -74,7 +74,9 @@ std::int64_t extent_n(const GemmProblem& p, const Access& access) {
 }
 
 // Both operands are rows of K, so the transposed product is one of the same kind.
-bool may_swap(const GemmProblem& p) { return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated; }
+bool may_swap(const GemmProblem& p) {
+  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && !p.gated_gradient;
+}
 
 GemmProblem swapped_problem(const GemmProblem& p) {
   GemmProblem q = p;
@@ -109,6 +111,7 @@ Choice choice_of(const GemmProblem& p, const Device& device, const Tile& tile, i
   config.edges = choice.access.edges;
   config.staged = choice.access.staged;
   config.grouping = p.grouping;
+  config.sums_two = p.sums_two;
   config.split = splits > 1 || config.strided == kStridedK;
   set_epilogue(p, config);
   if (config.split) {  // the next step's
@@ -125,6 +128,7 @@ Choice choice_of(const GemmProblem& p, const Device& device, const Tile& tile, i
 // epilogue that accesses matrices directly needs many, and so does one of ragged rows that computes an activation and stores
 // what it took, too.
 int widest_ping_pong(const GemmProblem& p, const Access& access) {
+  if (p.gated_gradient) return 128;
   if (p.grouping == kRaggedRows && p.preactivation && p.activation > kRelu) return 0;
   const int matrices = (p.residual ? 1 : 0) + (p.gradient ? 1 : 0) + (p.preactivation ? 1 : 0);
   if (matrices > (access.staged != kStagedNone ? 1 : 0)) return 0;
@@ -151,9 +155,13 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool strides) {
   const auto add = [&](int block_m, int widest, bool ping_pong) {
     for (const int cluster : {2, 1}) {
       if (cluster == 2 && rows_of(p) <= block_m * (access.strided == kStridedM ? gemm_sm90::kRowGroups : 1)) continue;
-      // Whole atoms of B, whole groups of eight rows in each CTA's half of it, and whole boxes of a preactivation.
-      const bool boxes = access.staged == kStagedPreactivation && n > 64;
-      const int step = p.gated ? (p.b_transposed ? 128 : 16) : p.b_transposed || boxes ? 64 : cluster == 2 ? 16 : 8;
+      // Whole atoms of B, whole groups of eight rows in each CTA's half of it, and whole boxes of what is moved beside out.
+      const bool beside = access.staged == kStagedPreactivation || access.staged == kStagedPair;
+      const bool boxes = beside && n > (p.gated ? 128 : 64);
+      const int step = p.gated                   ? (p.b_transposed || boxes ? 128 : 16)
+                       : p.b_transposed || boxes ? 64
+                       : cluster == 2            ? 16
+                                                 : 8;
       const int most = widest / step * step;
       if (most == 0) continue;
       // A tile that is narrower than what is stored at a time must be the only one of its rows.
@@ -205,7 +213,8 @@ int splits_of(const GemmProblem& p, const Device& device, const Access& access, 
   const std::int64_t clusters = device.multiprocessors / tile.cluster;
   const std::int64_t tiles = saturating_product(row_tiles(p, access, tile), column_tiles(p, access, tile));
   const std::int64_t steps = all_steps(p, access);
-  if (p.gated || p.grouping != kUngrouped || tiles == 0 || tiles * 2 > clusters) return 1;
+  const bool whole = p.gated || p.gated_gradient || p.sums_two || p.grouping != kUngrouped;
+  if (whole || tiles == 0 || tiles * 2 > clusters) return 1;
   // With ping-pong a CTA needs two work tiles to keep both consumers busy.
   const std::int64_t wanted = clusters / tiles * (tile.ping_pong ? 2 : 1);
   const std::int64_t splits = std::clamp<std::int64_t>(std::min(wanted, steps / kLeastSteps), 1, kMost);
@@ -285,6 +294,12 @@ void add_choices(const GemmProblem& p, const Device& device, bool swapped, std::
 }
 }  // namespace
 
+// Whole chunks of 16 bytes, even if the last one's end is beyond the matrix.
+bool stores_by_tma(const GemmProblem& p) {
+  const bool whole_chunks = p.out_padded || p.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
+  return p.out_aligned && p.epilogue_aligned && whole_chunks;
+}
+
 std::int64_t extent_m(const GemmProblem& p, const Access& access) {
   return p.m + (access.strided == kStridedK && !p.a_aligned ? gemm_sm90::kRowGroups - 1 : 0);
 }
@@ -292,7 +307,7 @@ std::int64_t extent_m(const GemmProblem& p, const Access& access) {
 std::int64_t k_steps(const GemmProblem& p, const Access& access) {
   if (access.strided == kStridedK) return ceil_div(ceil_div(p.k, gemm_sm90::kRowGroups), gemm_sm90::kBlockK);
   const bool shifted = access.strided == kStridedM && !p.a_aligned;
-  return ceil_div(p.k + (shifted ? gemm_sm90::kRowGroups - 1 : 0), gemm_sm90::kBlockK);
+  return ceil_div(p.k + (shifted ? gemm_sm90::kRowGroups - 1 : 0), gemm_sm90::kBlockK) * (p.sums_two ? 2 : 1);
 }
 
 std::int64_t all_steps(const GemmProblem& p, const Access& access) {
@@ -389,8 +404,9 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const double across = c.strided == kStridedK ? 1.15 : unaligned_a ? 1.1 : 1.0;
   const double main_loop = steps * std::max(multiplies, loads) * across + 270;
   const double elements = static_cast<double>(c.block_m) * c.block_n / (c.gated ? 2 : 1);
-  const int extra = (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? 1 : 0);
-  const int staged = c.staged != kStagedNone ? 1 : 0;
+  const int pairs = c.gated_gradient ? 4 : 0;
+  const int extra = pairs + (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? (c.gated ? 2 : 1) : 0);
+  const int staged = pairs > 0 || (c.gated && c.preactivation) ? extra : c.staged != kStagedNone ? 1 : 0;
   // Measured for two widths alike; rows that start or end within a sector of L2 write it in part.
   const double partial_sectors = c.edges ? 5500.0 : 0.0;
   const double epilogue =

@@ -71,6 +71,8 @@ std::int64_t copied_stride(const GemmProblem& p, const Access& access);
 std::int64_t copies_of_b(const GemmProblem& p, const Access& access);
 // Microseconds, roughly: measured on an H200.
 double predicted_time(const GemmProblem& p, const engine::Device& device, const Choice& choice);
+// Whether TMA can store what the epilogue writes: threads store no pairs.
+bool stores_by_tma(const GemmProblem& p);
 std::vector<Choice> choices_for(const GemmProblem& p, const engine::Device& device);
 std::string why_of(const GemmProblem& whole, const Choice& choice);
 

@@ -47,10 +47,11 @@ namespace {
 std::string epilogue_text(const GemmProblem& p) {
   std::string text;
   if (p.bias) text += " bias";
-  if (p.activation != kIdentity || p.gated || p.gradient) {
-    text += format(" {}{}", activation_name(p.activation), p.gradient ? "'" : "");
+  if (p.activation != kIdentity || p.gated || p.gradient || p.gated_gradient) {
+    text += format(" {}{}", activation_name(p.activation), p.gradient || p.gated_gradient ? "'" : "");
   }
-  if (p.gated) text += " gated";
+  if (p.gated || p.gated_gradient) text += " gated";
+  if (p.weighted) text += " weighted";
   if (p.preactivation) text += " preactivation";
   if (p.residual) text += " residual";
   return text;
@@ -83,6 +84,7 @@ std::string GemmFamily::describe(const Problem& p) {
   if (p.out_dtype != p.dtype) text += format(" out {}", name_of(p.out_dtype));
   if (p.a_transposed) text += " A^T";
   if (p.b_transposed) text += " B^T";
+  if (p.sums_two) text += " two products";
   text += epilogue_text(p);
   if (p.out_padded) text += " padded out";
   if (const std::string unaligned = unaligned_text(p); !unaligned.empty()) text += format(" unaligned: {}", unaligned);
@@ -104,6 +106,9 @@ engine::Fields GemmFamily::fields(const Problem& p) {
   add("bias", p.bias, true);
   add("gated", p.gated, true);
   add("gradient", p.gradient, true);
+  add("gated_gradient", p.gated_gradient, true);
+  add("weighted", p.weighted, true);
+  add("sums_two", p.sums_two, true);
   add("preactivation", p.preactivation, true);
   add("residual", p.residual, true);
   add("out_padded", p.out_padded, true);
@@ -177,8 +182,9 @@ std::string GemmFamily::tuning_class(const Problem& p, int multiprocessors) {
   const std::string unaligned = unaligned_text(p);
   const std::string groups =
       p.op == GemmOp::kGrouped ? format(" {} g2^{}", grouping_name(p), bucket(p.groups)) : std::string();
-  return format("{}{} {} {} {}{}{} m2^{} n{} k2^{} {}{}", name_of(p.op), groups, name_of(p.dtype), name_of(p.out_dtype),
-                p.a_transposed ? 't' : 'n', p.b_transposed ? 't' : 'n', epilogue_text(p), bucket(p.m), p.n, bucket(p.k),
+  return format("{}{} {} {} {}{}{}{} m2^{} n{} k2^{} {}{}", name_of(p.op), groups, name_of(p.dtype),
+                name_of(p.out_dtype), p.a_transposed ? 't' : 'n', p.b_transposed ? 't' : 'n',
+                p.sums_two ? " two products" : "", epilogue_text(p), bucket(p.m), p.n, bucket(p.k),
                 tiles >= multiprocessors ? "many" : "few", unaligned.empty() ? "" : " unaligned " + unaligned);
 }
 

@@ -32,8 +32,12 @@ double step_time(double bytes) {
 std::string epilogue_suffix(const GemmEpilogueConfig& c) {
   std::string text;
   if (c.bias) text += "_bias";
-  if (c.activation != kIdentity || c.gated || c.gradient) text += format("_{}", activation_name(c.activation));
+  if (c.activation != kIdentity || c.gated || c.gradient || c.gated_gradient) {
+    text += format("_{}", activation_name(c.activation));
+  }
   if (c.gradient) text += "_gradient";
+  if (c.gated_gradient) text += "_gated_gradient";
+  if (c.weighted) text += "_weighted";
   if (c.gated) text += "_gated";
   if (c.preactivation) text += "_preactivation";
   if (c.residual) text += "_residual";

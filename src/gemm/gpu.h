@@ -16,6 +16,14 @@ using engine::Device;
 // What every GPU kernel requires of a problem.
 std::optional<std::string> gpu_refuses(const GemmProblem& problem, const Device& device);
 
+// Of kernels that compute nothing that the C ABI does not have.
+inline std::optional<std::string> recipe_refuses(const GemmProblem& p) {
+  if (p.sums_two) return "computes no sum of two products";
+  if (p.gated_gradient) return "has no gradient of a gated pair";
+  if (p.gated && p.preactivation) return "stores no preactivations of a gated product";
+  return std::nullopt;
+}
+
 // The fields of a Config that are the problem's.
 template <class Config>
 void set_epilogue(const GemmProblem& p, Config& config) {
@@ -25,6 +33,10 @@ void set_epilogue(const GemmProblem& p, Config& config) {
   config.bias = p.bias;
   config.gated = p.gated;
   config.gradient = p.gradient;
+  if constexpr (requires { config.gated_gradient; }) {
+    config.gated_gradient = p.gated_gradient;
+    config.weighted = p.weighted;
+  }
   config.preactivation = p.preactivation;
   config.residual = p.residual;
   config.pairs = p.n % 2 == 0 && p.epilogue_aligned && p.out_aligned;

@@ -37,6 +37,11 @@ struct GemmProblem {
   bool gradient = false;       // times f'(saved)
   bool preactivation = false;  // is written, too
   bool residual = false;
+  // Of what follows, and of a preactivation that is gated, which then is two, the C ABI of gemm has none: recipes that embed
+  // a product ask for it.
+  bool gated_gradient = false;  // backward through a gated pair
+  bool weighted = false;        // whose rows have weights
+  bool sums_two = false;        // A B + A2 B2
 
   // GPU: rows start at multiples of 16 bytes.
   bool a_aligned = true;
@@ -68,6 +73,18 @@ struct GemmArgs {
   GemmView saved, residual;               // read
   GemmView preactivation;                 // written
   const std::int32_t* offsets = nullptr;  // [groups + 1], read; null if groups are not ragged
+  // Of products that only recipes ask for.
+  GemmView gate_preactivation;         // written
+  GemmView saved_gate;                 // read, as is saved
+  GemmView out_gate, hidden;           // written; hidden unless it is null
+  const float* row_weights = nullptr;  // [M], read
+  float* row_dots = nullptr;           // [M, dot_parts_of], written
+  GemmView a2, b2;                     // read
 };
+
+// Both matrices of a gated pair are stored, or loaded.
+inline bool moves_pair(const GemmProblem& p) { return p.gated_gradient || (p.gated && p.preactivation); }
+// In row_dots, for so many columns of out.
+inline std::int64_t dot_parts_of(std::int64_t columns) { return (columns + kDotColumns - 1) / kDotColumns; }
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
 // An MLP as products of the gemm family, one after another, on whatever device: the forward has two or three, the backward up
 // to eight. What is between the layers and is not the caller's is in the workspace, with rows at multiples of 128 bytes, so
 // that TMA loads any hidden width.
+#include <array>
+
 #include "gemm/chain.h"
 #include "gemm/gpu.h"
 #include "mlp/family.h"
@@ -21,17 +23,28 @@ struct Link {
   T bias = T::kNone, gate = T::kNone, gate_bias = T::kNone;
   T saved = T::kNone, preactivation = T::kNone, residual = T::kNone;
   bool activates = false;  // else the activation is the identity
+  // With `gate`, its preactivation; or, backward through a gated pair, what is read and written beside saved and out.
+  T gate_preactivation = T::kNone;
+  T saved_gate = T::kNone, out_gate = T::kNone, hidden = T::kNone;
+  T a2 = T::kNone, b2 = T::kNone;  // added: their product
+
+  // What a product reads or writes between the layers.
+  std::array<T, 9> matrices() const {
+    return {a, a2, out, saved, preactivation, gate_preactivation, saved_gate, out_gate, hidden};
+  }
 };
 
 T if_given(const MlpProblem& p, T tensor) { return p.has(tensor) ? tensor : T::kNone; }
 
-// before and hidden, or before and before_gate, or, if nothing of it is kept, hidden alone.
-void add_first_layer(const MlpProblem& p, bool keeps, std::vector<Link>& links) {
+// before and hidden, or before and before_gate, or, if nothing of it is kept, hidden alone. at_once: before, before_gate and
+// hidden.
+void add_first_layer(const MlpProblem& p, bool keeps, bool at_once, std::vector<Link>& links) {
   Link up{.name = "up", .a = T::kX, .b = T::kUp, .bias = if_given(p, T::kUpBias)};
-  if (!p.has(T::kGate) || !keeps) {
+  if (!p.has(T::kGate) || !keeps || at_once) {
     up.out = T::kHidden;
     up.activates = true;
     if (keeps) up.preactivation = T::kBefore;
+    if (keeps && p.has(T::kGate)) up.gate_preactivation = T::kBeforeGate;
     up.gate = if_given(p, T::kGate);
     up.gate_bias = if_given(p, T::kGateBias);
     links.push_back(up);
@@ -43,13 +56,14 @@ void add_first_layer(const MlpProblem& p, bool keeps, std::vector<Link>& links) 
       {.name = "gate", .a = T::kX, .b = T::kGate, .out = T::kBeforeGate, .bias = if_given(p, T::kGateBias)});
 }
 
-std::vector<Link> links_of(const MlpProblem& p) {
+// at_once: products store and load the matrices of a gated pair, else a step of its own has its elements.
+std::vector<Link> links_of(const MlpProblem& p, bool at_once) {
   std::vector<Link> links;
   const bool gated = p.has(T::kGate), kept = p.has(T::kBefore);
   const Link elements{.name = "gated", .is_product = false};
   if (p.op == MlpOp::kForward) {
-    add_first_layer(p, kept, links);
-    if (gated && kept) links.push_back(elements);
+    add_first_layer(p, kept, at_once, links);
+    if (gated && kept && !at_once) links.push_back(elements);
     links.push_back({.name = "down",
                      .a = T::kHidden,
                      .b = T::kDown,
@@ -58,9 +72,17 @@ std::vector<Link> links_of(const MlpProblem& p) {
                      .residual = if_given(p, T::kResidual)});
     return links;
   }
-  if (!kept) add_first_layer(p, true, links);
+  if (!kept) add_first_layer(p, true, false, links);
   Link dhidden{.name = "dhidden", .a = T::kDout, .b = T::kDown, .b_transposed = true};
-  if (gated) {
+  if (gated && at_once) {
+    dhidden.out = T::kDbefore;
+    dhidden.saved = T::kBefore;
+    dhidden.saved_gate = T::kBeforeGate;
+    dhidden.out_gate = T::kDbeforeGate;
+    dhidden.hidden = T::kHidden;
+    dhidden.activates = true;
+    links.push_back(dhidden);
+  } else if (gated) {
     dhidden.out = T::kDhidden;
     links.push_back(dhidden);
     links.push_back(elements);
@@ -80,7 +102,10 @@ std::vector<Link> links_of(const MlpProblem& p) {
   weight("dgate", T::kDbeforeGate, T::kX, T::kDgate);
   if (p.has(T::kDx)) {
     links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDx, .b_transposed = true});
-    if (gated) {
+    if (gated && at_once) {
+      links.back().a2 = T::kDbeforeGate;
+      links.back().b2 = T::kGate;
+    } else if (gated) {
       links.push_back({.name = "dx_of_gate",
                        .a = T::kDbeforeGate,
                        .b = T::kGate,
@@ -139,13 +164,16 @@ GemmProblem product_of(const MlpProblem& p, const Link& link) {
   g.activation = link.activates ? p.activation : kIdentity;
   g.bias = link.bias != T::kNone;
   g.gated = link.gate != T::kNone;
-  g.gradient = link.saved != T::kNone;
+  g.gated_gradient = link.saved_gate != T::kNone;
+  g.gradient = link.saved != T::kNone && !g.gated_gradient;
   g.preactivation = link.preactivation != T::kNone;
   g.residual = link.residual != T::kNone;
-  g.a_aligned = is_aligned(p, link.a);
-  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate);
+  g.sums_two = link.a2 != T::kNone;
+  g.a_aligned = is_aligned(p, link.a) && is_aligned(p, link.a2);
+  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate) && is_aligned(p, link.b2);
   g.out_aligned = is_aligned(p, link.out);
-  for (const T t : {link.bias, link.gate_bias, link.saved, link.preactivation, link.residual}) {
+  for (const T t : {link.bias, link.gate_bias, link.saved, link.preactivation, link.residual, link.gate_preactivation,
+                    link.saved_gate, link.out_gate, link.hidden}) {
     g.epilogue_aligned &= is_aligned(p, t);
   }
   g.tensor_maps = p.tensor_maps;
@@ -153,7 +181,10 @@ GemmProblem product_of(const MlpProblem& p, const Link& link) {
     return t == T::kNone || (is_between_layers(t) && (p.hidden_padded || !p.has(t)));
   };
   const bool whole_chunks = g.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
-  g.out_padded = !whole_chunks && has_padding(link.out) && has_padding(link.preactivation);
+  g.out_padded = !whole_chunks;
+  for (const T t : {link.out, link.preactivation, link.gate_preactivation, link.out_gate, link.hidden}) {
+    g.out_padded &= has_padding(t);
+  }
   return g;
 }
 
@@ -165,7 +196,7 @@ bool elements_are_aligned(const MlpProblem& p) {
 
 using Chain = gemm::Chain<Link, T>;
 
-Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
+Result<Chain> chain_with(const MlpProblem& p, const Device& device, bool at_once) {
   Chain chain;
   const auto size = static_cast<std::int64_t>(size_of(p.dtype));
   // Whole lines of L2: rows that start within a sector are written and read at 0.8 of the speed.
@@ -176,9 +207,9 @@ Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
     chain.parts.push_back({tensor, chain.bytes, stride});
     chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(p.m, stride, size)));
   };
-  for (const Link& link : links_of(p)) {
+  for (const Link& link : links_of(p, at_once)) {
     if (link.is_product) {
-      for (const T t : {link.a, link.out, link.saved, link.preactivation}) place(t);
+      for (const T t : link.matrices()) place(t);
       if (Status s = chain.add_product(link, product_of(p, link), device); !s.ok()) return s;
       continue;
     }
@@ -190,6 +221,13 @@ Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
   }
   chain.end();
   return chain;
+}
+
+Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
+  if (p.has(T::kGate) && (p.op == MlpOp::kBackward || p.has(T::kBefore))) {
+    if (auto chain = chain_with(p, device, true); chain.ok()) return chain;
+  }
+  return chain_with(p, device, false);
 }
 
 Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, const engine::Launch& launch) {
@@ -221,6 +259,12 @@ Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, c
     product.saved = view(link.saved);
     product.residual = view(link.residual);
     product.preactivation = view(link.preactivation);
+    product.a2 = view(link.a2);
+    product.b2 = view(link.b2);
+    product.gate_preactivation = view(link.gate_preactivation);
+    product.saved_gate = view(link.saved_gate);
+    product.out_gate = view(link.out_gate);
+    product.hidden = view(link.hidden);
     if (Status s = one.product->enqueue(product, launch, next, workspace + chain.scratch); !s.ok()) return s;
   }
   return {};

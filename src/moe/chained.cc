@@ -25,18 +25,24 @@ struct Link {
   bool of_weights = false;  // a^T b, a sum over the rows of each expert
   T gate = T::kNone, preactivation = T::kNone, residual = T::kNone;
   bool activates = false;    // else the activation is the identity
-  std::vector<T> uses = {};  // of the workspace, if it is no product
+  std::vector<T> uses = {};  // of the workspace, beside a and out
+  // With `gate`, its preactivation; or, backward through gated pairs, what is read and written beside out.
+  T gate_preactivation = T::kNone;
+  T saved = T::kNone, saved_gate = T::kNone, out_gate = T::kNone, hidden = T::kNone;
+  T a2 = T::kNone, b2 = T::kNone;  // added: their product
 
   bool is_product() const { return a != T::kNone; }
 };
 
-void add_first_layer(const MoeProblem& p, bool keeps, std::vector<Link>& links) {
+// at_once: with rows that are kept, one product stores both matrices of gated pairs and multiplies them.
+void add_first_layer(const MoeProblem& p, bool keeps, bool at_once, std::vector<Link>& links) {
   const bool gated = p.has(T::kGate);
   Link up{.name = "up", .a = T::kXRows, .b = T::kUp};
-  if (!gated || !keeps) {
+  if (!gated || !keeps || at_once) {
     up.out = T::kHidden;
     up.activates = true;
     if (keeps) up.preactivation = T::kBefore;
+    if (keeps && gated) up.gate_preactivation = T::kBeforeGate;
     if (gated) up.gate = T::kGate;
     links.push_back(up);
     return;
@@ -46,7 +52,8 @@ void add_first_layer(const MoeProblem& p, bool keeps, std::vector<Link>& links) 
   links.push_back({.name = "gate", .a = T::kXRows, .b = T::kGate, .out = T::kBeforeGate});
 }
 
-std::vector<Link> links_of(const MoeProblem& p) {
+// at_once: products store and load the matrices of gated pairs, else steps of their own have their elements.
+std::vector<Link> links_of(const MoeProblem& p, bool at_once) {
   std::vector<Link> links;
   const bool gated = p.has(T::kGate), kept = p.has(T::kBefore);
   if (p.op == MoeOp::kForward) {
@@ -54,8 +61,8 @@ std::vector<Link> links_of(const MoeProblem& p) {
     if (p.has(T::kBalanceLoss)) counted.push_back(T::kShares);
     links.push_back({.name = "route", .step = Step::kRoute, .uses = counted});
     links.push_back({.name = "permute", .step = Step::kPermute, .uses = {T::kXRows}});
-    add_first_layer(p, kept, links);
-    if (gated && kept) links.push_back({.name = "gated", .uses = {T::kHidden}});
+    add_first_layer(p, kept, at_once, links);
+    if (gated && kept && !at_once) links.push_back({.name = "gated", .uses = {T::kHidden}});
     links.push_back({.name = "down", .a = T::kHidden, .b = T::kDown, .out = T::kOutRows});
     links.push_back({.name = "combine", .step = Step::kCombine});
     return links;
@@ -69,11 +76,23 @@ std::vector<Link> links_of(const MoeProblem& p) {
     links.push_back({.name = "up", .a = T::kXRows, .b = T::kUp, .out = T::kBefore});
     if (gated) links.push_back({.name = "gate", .a = T::kXRows, .b = T::kGate, .out = T::kBeforeGate});
   }
-  links.push_back({.name = "dhidden", .a = T::kDoutRows, .b = T::kDown, .out = T::kDhidden, .b_transposed = true});
-  Link elements{.name = "elements", .step = Step::kElements, .uses = {T::kDbefore, T::kRowDweights}};
-  if (gated) elements.uses.push_back(T::kDbeforeGate);
-  if (p.has(T::kDdown)) elements.uses.push_back(T::kHidden);
-  links.push_back(elements);
+  Link dhidden{.name = "dhidden", .a = T::kDoutRows, .b = T::kDown, .out = T::kDhidden, .b_transposed = true};
+  std::vector<T> made = {T::kDbefore, T::kRowDweights};
+  if (gated) made.push_back(T::kDbeforeGate);
+  if (p.has(T::kDdown)) made.push_back(T::kHidden);
+  if (at_once) {
+    dhidden.out = T::kDbefore;
+    dhidden.activates = true;
+    dhidden.saved = T::kBefore;
+    dhidden.saved_gate = T::kBeforeGate;
+    dhidden.out_gate = T::kDbeforeGate;
+    if (p.has(T::kDdown)) dhidden.hidden = T::kHidden;
+    dhidden.uses = made;
+    links.push_back(dhidden);
+  } else {
+    links.push_back(dhidden);
+    links.push_back({.name = "elements", .step = Step::kElements, .uses = made});
+  }
   if (p.has(T::kDlogits) || p.has(T::kDweights)) {
     links.push_back({.name = "route_backward", .step = Step::kRouteBackward});
   }
@@ -85,7 +104,10 @@ std::vector<Link> links_of(const MoeProblem& p) {
   weight("dgate", T::kDbeforeGate, T::kXRows, T::kDgate);
   if (p.has(T::kDx)) {
     links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDxRows, .b_transposed = true});
-    if (gated) {
+    if (gated && at_once) {
+      links.back().a2 = T::kDbeforeGate;
+      links.back().b2 = T::kGate;
+    } else if (gated) {
       links.push_back({.name = "dx_of_gate",
                        .a = T::kDbeforeGate,
                        .b = T::kGate,
@@ -118,11 +140,15 @@ GemmProblem product_of(const MoeProblem& p, const Link& link) {
   g.activation = link.activates ? p.activation : kIdentity;
   g.gated = link.gate != T::kNone;
   g.preactivation = link.preactivation != T::kNone;
+  g.gated_gradient = g.weighted = link.saved_gate != T::kNone;
   g.residual = link.residual != T::kNone;
-  g.a_aligned = is_aligned(p, link.a);
-  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate);
+  g.sums_two = link.a2 != T::kNone;
+  g.a_aligned = is_aligned(p, link.a) && is_aligned(p, link.a2);
+  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate) && is_aligned(p, link.b2);
   g.out_aligned = is_aligned(p, link.out);
-  g.epilogue_aligned = is_aligned(p, link.preactivation) && is_aligned(p, link.residual);
+  for (const T t : {link.preactivation, link.residual, link.gate_preactivation, link.saved, link.saved_gate}) {
+    g.epilogue_aligned &= is_aligned(p, t);
+  }
   g.tensor_maps = p.tensor_maps;
   return g;
 }
@@ -141,7 +167,7 @@ MlpGatedConfig gated_config(const MoeProblem& p) {
 
 using Chain = gemm::Chain<Link, T>;
 
-void place(const MoeProblem& p, T tensor, Chain& chain) {
+void place(const MoeProblem& p, T tensor, std::int64_t dweight_parts, Chain& chain) {
   if (tensor == T::kNone || p.has(tensor) || chain.find(tensor) != nullptr) return;
   // Results take the place of rows that are no longer needed by then.
   const T earlier = tensor == T::kOutRows ? T::kXRows : tensor == T::kDxRows ? T::kDoutRows : T::kNone;
@@ -149,12 +175,32 @@ void place(const MoeProblem& p, T tensor, Chain& chain) {
     chain.parts.push_back({tensor, there->at, there->row_stride});
     return;
   }
-  const auto dims = shape_of(p, tensor).dims;
+  auto dims = shape_of(p, tensor).dims;
   const bool of_router = tensor >= T::kRowWeights;
+  if (tensor == T::kRowDweights) dims[2] = dweight_parts;
   const auto size = of_router ? std::int64_t{4} : static_cast<std::int64_t>(size_of(p.dtype));
   const std::int64_t stride = of_router ? dims[2] : ceil_div(dims[2] * size, 16) * 16 / size;
   chain.parts.push_back({tensor, chain.bytes, stride});
   chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(dims[1], stride, size)));
+}
+
+Result<Chain> chain_with(const MoeProblem& p, const Device& device, bool at_once) {
+  Chain chain;
+  const std::int64_t dweight_parts = at_once ? dot_parts_of(p.hidden) : 1;
+  for (const Link& link : links_of(p, at_once)) {
+    for (const T t : {link.a, link.is_product() ? link.out : T::kNone, link.preactivation}) {
+      place(p, t, dweight_parts, chain);
+    }
+    for (const T t : link.uses) place(p, t, dweight_parts, chain);
+    if (link.is_product()) {
+      if (Status s = chain.add_product(link, product_of(p, link), device); !s.ok()) return s;
+    } else {
+      chain.links.push_back(
+          {link, link.step ? gemm::step_time(bytes_of(*link.step, p)) : mlp::gated_time(gated_problem(p))});
+    }
+  }
+  chain.end();
+  return chain;
 }
 
 Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
@@ -162,19 +208,10 @@ Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
     return Status(TESSERA_UNSUPPORTED, format("takes up to {} experts and a top_k of {} on GPUs, not {} and {}",
                                               kMoeMostExperts, kMoeMostTopK, p.experts, p.top_k));
   }
-  Chain chain;
-  for (const Link& link : links_of(p)) {
-    if (link.is_product()) {
-      for (const T t : {link.a, link.out, link.preactivation}) place(p, t, chain);
-      if (Status s = chain.add_product(link, product_of(p, link), device); !s.ok()) return s;
-      continue;
-    }
-    for (const T t : link.uses) place(p, t, chain);
-    chain.links.push_back(
-        {link, link.step ? gemm::step_time(bytes_of(*link.step, p)) : mlp::gated_time(gated_problem(p))});
+  if (p.has(T::kGate) && (p.op == MoeOp::kBackward || p.has(T::kBefore))) {
+    if (auto chain = chain_with(p, device, true); chain.ok()) return chain;
   }
-  chain.end();
-  return chain;
+  return chain_with(p, device, false);
 }
 
 MlpArgs gated_args(const MoeArgs& args) {
@@ -203,6 +240,15 @@ Status enqueue_chain(const Chain& chain, const Device& device, const MoeArgs& gi
       product.out = view(link.out);
       product.residual = view(link.residual);
       product.preactivation = view(link.preactivation);
+      product.a2 = view(link.a2);
+      product.b2 = view(link.b2);
+      product.gate_preactivation = view(link.gate_preactivation);
+      product.saved = view(link.saved);
+      product.saved_gate = view(link.saved_gate);
+      product.out_gate = view(link.out_gate);
+      product.hidden = view(link.hidden);
+      product.row_weights = args.data<float>(T::kRowWeights);
+      product.row_dots = args.data<float>(T::kRowDweights);
       product.offsets = args.data<std::int32_t>(T::kOffsets);
       s = one.product->enqueue(product, launch, next, workspace + chain.scratch);
     } else if (device.is_cpu()) {

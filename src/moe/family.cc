@@ -68,8 +68,9 @@ MoeShape shape_of(const MoeProblem& p, MoeTensor tensor) {
     case T::kDxRows:
       return {2, {1, p.pairs(), p.k}};
     case T::kRowWeights:
-    case T::kRowDweights:
       return {1, {1, 1, p.pairs()}};
+    case T::kRowDweights:  // by parts of the columns, if products make them
+      return {2, {1, p.pairs(), 1}};
     case T::kCounts:
     case T::kShares:
       return {2, {1, moe::kMostChunks, p.experts}};

@@ -225,6 +225,7 @@ Status enqueue(Step step, const MoeArgs& args, const cuda::Kernel& kernel, cuda:
       params.weights = args.data<float>(T::kWeights);
       params.positions = args.data<int>(T::kPositions);
       params.row_dweights = args.data<float>(T::kRowDweights);
+      params.dweight_parts = static_cast<int>(args[T::kRowDweights].row_stride);
       params.offsets = args.data<int>(T::kOffsets);
       params.dbalance_loss = args.data<float>(T::kDbalanceLoss);
       params.dlogits = args[T::kDlogits].data;

@@ -227,7 +227,31 @@ TEST(Choice, products_are_grouped_kernels_of_gemm_and_offsets_stay_on_the_device
       EXPECT_NE(kernel.name.find("_ragged_"), std::string::npos) << kernel.name;
       EXPECT_EQ(kernel.header, "gemm/dense_sm90.cuh") << kernel.name;
     }
-    EXPECT_EQ(products, c.problem.op == MoeOp::kBackward ? 6 : c.problem.has(T::kBefore) ? 3 : 2) << c.name;
+    EXPECT_EQ(products, c.problem.op == MoeOp::kBackward ? 5 : 2) << c.name;
+  }
+}
+
+// The elements of gated pairs are epilogues, and dx is one product, where the products can do that.
+TEST(Choice, gated_pairs_have_steps_of_their_own_where_products_cannot_move_them) {
+  const auto steps = [](const Case& c, const char* arch) {
+    const auto device = *engine::cuda_device(arch);
+    const auto options = moe_case(c)->explain(device).options;
+    std::string names;
+    for (const auto& step : options.at(0).config) names += step.step + " ";
+    for (const auto& kernel : moe_case(c)->kernels_of({options[0].kernel, options[0].config}, device)) {
+      if (kernel.header == "moe/elements.cuh" || kernel.header == "mlp/gated.cuh") names += kernel.entry + " ";
+    }
+    return names;
+  };
+  for (const Case& c : suite("bench-gpu")) {
+    if (!c.problem.has(T::kBefore)) continue;
+    const bool backward = c.problem.op == MoeOp::kBackward;
+    Case unaligned = c;
+    unaligned.problem.aligned &= ~(bit_of(T::kBefore) | bit_of(T::kBeforeGate));
+    EXPECT_EQ(steps(c, "sm_90a"), backward ? "dhidden ddown dup dgate dx " : "up down ") << c.name;
+    const char* apart = backward ? "dhidden ddown dup dgate dx dx_of_gate moe_elements " : "up gate down mlp_gated ";
+    EXPECT_EQ(steps(c, "sm_80"), apart) << c.name;
+    EXPECT_EQ(steps(unaligned, "sm_90a"), apart) << c.name;
   }
 }
 

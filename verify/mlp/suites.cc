@@ -101,6 +101,11 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {2600, 96, 205, 88}, {.biased = true, .kept = true}));
     out.push_back(make(dtype, {2600, 96, 205, 88}, {.op = kBackward, .biased = true, .kept = true}));
     out.push_back(make(dtype, {2600, 96, 200, 88}, {.op = kBackward, .gated = true}));
+    for (const MlpOp op : {MlpOp::kForward, kBackward}) {
+      out.push_back(make(dtype, {2600, 96, 200, 88}, {.op = op, .gated = true, .kept = true}));
+      out.push_back(make(dtype, {2600, 96, 205, 88},
+                         {.op = op, .gated = true, .biased = true, .kept = true, .layout = Layout::kFreeHidden}));
+    }
     for (const Shape& s : {kNarrow, kNarrowTwice, kNarrowDeep}) out.push_back(make(dtype, s, {}));
     for (const int f : {kIdentity, kRelu, kGeluTanh, kGeluErf}) {
       out.push_back(make(dtype, {16897, 16, 320, 5}, {.activation = f}));

@@ -98,6 +98,9 @@ std::vector<Case> full() {
            {Shape{0, 16, 16, 4, 2}, Shape{1, 16, 16, 4, 2}, Shape{9, 16, 16, 1, 1}, Shape{9, 16, 16, 4, 4}}) {
         add(s, {.kept = true, .balanced = true});
       }
+      // Several tiles for an expert, whole and not.
+      add({700, 136, 328, 5, 2}, {.kept = true, .x_rows = true, .balanced = true});
+      add({700, 136, 328, 5, 2}, {.kept = true, .x_rows = true, .routing = Routing::kOneExpert});
       // More than 32 pairs per chunk; several experts per lane.
       add({1600, 16, 16, 64, 8}, {.kept = true, .balanced = true});
       add({300, 8, 16, 300, 32}, {.balanced = true, .scoring = kMoeSigmoid});
