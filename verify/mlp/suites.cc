@@ -103,6 +103,7 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {2600, 96, 200, 88}, {.op = kBackward, .gated = true}));
     for (const MlpOp op : {MlpOp::kForward, kBackward}) {
       out.push_back(make(dtype, {2600, 96, 200, 88}, {.op = op, .gated = true, .kept = true}));
+      out.push_back(make(dtype, {17000, 24, 136, 16}, {.op = op, .gated = true, .kept = true}));
       out.push_back(make(dtype, {2600, 96, 205, 88},
                          {.op = op, .gated = true, .biased = true, .kept = true, .layout = Layout::kFreeHidden}));
     }

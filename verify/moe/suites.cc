@@ -101,6 +101,7 @@ std::vector<Case> full() {
       // Several tiles for an expert, whole and not.
       add({700, 136, 328, 5, 2}, {.kept = true, .x_rows = true, .balanced = true});
       add({700, 136, 328, 5, 2}, {.kept = true, .x_rows = true, .routing = Routing::kOneExpert});
+      add({6000, 16, 136, 5, 2}, {.kept = true, .x_rows = true, .balanced = true});  // for a CTA, too
       // More than 32 pairs per chunk; several experts per lane.
       add({1600, 16, 16, 64, 8}, {.kept = true, .balanced = true});
       add({300, 8, 16, 300, 32}, {.balanced = true, .scoring = kMoeSigmoid});
