@@ -225,7 +225,9 @@ PRODUCTS = (
              GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD),
     Mutation("sm90_gated_gradient_loads_over_rows_that_are_copied", "gemm/dense_sm90_consumer.cuh",
              (("    if constexpr (kLoadsStaged && kBuffers == 2) named_barrier_sync(kStaged + consumer, 128);\n", ""),),
-             GATED_GRADIENT, "moe_chained", "native", verify=EXPERTS_BACKWARD, repeat=10, race=True, delayed=True),
+             GATED_GRADIENT, "moe_chained", "native",
+             verify=("full", "moe/bwd/bf16/m6000_k16_h136_e5_top2"),  # tiles of three boxes
+             repeat=10, race=True, delayed=True),
     Mutation("sm90_gated_product_keeps_the_same_half_twice", "gemm/dense_sm90_consumer.cuh",
              (("const int gate = tile + kOutColumns / 8, next", "const int gate = tile, next"),),
              ("sm_90a", "silu_gated_preactivation"), "mlp_chained", "native", verify=("full", "mlp/fwd/bf16/m2600_k96_h200")),
