@@ -1,0 +1,11 @@
+// Takes the place of kernels/ptx/barrier.cuh (emulated.h).
+#pragma once
+
+#include "emulated.h"
+
+namespace tessera {
+
+inline void named_barrier_arrive(int barrier, int threads) { emulated::named_barrier(barrier, threads, false); }
+inline void named_barrier_sync(int barrier, int threads) { emulated::named_barrier(barrier, threads, true); }
+
+}  // namespace tessera

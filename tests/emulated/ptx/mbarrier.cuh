@@ -1,0 +1,17 @@
+// Takes the place of kernels/ptx/mbarrier.cuh (emulated.h).
+#pragma once
+
+#include "emulated.h"
+
+namespace tessera {
+
+constexpr int kMbarrierBytes = 8;
+inline void mbarrier_init(unsigned mbarrier, unsigned arrivals) { emulated::mbarrier_init(mbarrier, arrivals); }
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(unsigned mbarrier) { emulated::mbarrier_arrive(mbarrier, 0); }
+inline void mbarrier_arrive_expect_tx(unsigned mbarrier, unsigned bytes) { emulated::mbarrier_arrive(mbarrier, bytes); }
+inline void mbarrier_wait_parity(unsigned mbarrier, unsigned parity) {
+  emulated::wait_until([&] { return emulated::mbarrier_has_completed(mbarrier, parity); });
+}
+
+}  // namespace tessera
