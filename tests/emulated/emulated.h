@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-extern unsigned char memory[];  // a CTA's shared memory, as kernels declare it
+extern unsigned char memory[];  // stands for a CTA's shared memory, as kernels declare it: its address is 0
 
 namespace emulated {
 
@@ -33,19 +33,25 @@ struct Tensor {
   int box_rows;
 };
 
-// Runs a kernel of `threads` threads for each of `ctas` CTAs, one after the other. Returns what is wrong: threads that wait for
-// each other, bytes that no one expects.
-const char* run(unsigned ctas, int threads, unsigned seed, const std::function<void()>& kernel);
+// Runs a kernel of `threads` threads in each of `ctas` CTAs, those of a cluster at the same time, clusters one after the other.
+// Returns what is wrong: threads that wait for each other, loads that nobody waits for.
+const char* run(unsigned ctas, int threads, int cluster, unsigned seed, const std::function<void()>& kernel);
 
-// Of the calling thread.
+// Of the calling thread, its warp and its CTA.
+unsigned char* shared();
+unsigned cluster_rank();
+void cluster_arrive();
+void cluster_wait();
 void wait_until(const std::function<bool()>& holds);
 void sync_warp();
 float shuffle(float value, int lane);
 void named_barrier(int barrier, int threads, bool waits);
 void mbarrier_init(unsigned mbarrier, unsigned arrivals);
 void mbarrier_arrive(unsigned mbarrier, unsigned expected_bytes);
+void mbarrier_arrive_at(unsigned mbarrier, unsigned rank);
 bool mbarrier_has_completed(unsigned mbarrier, unsigned parity);
-void load(const Tensor& from, unsigned to, unsigned mbarrier, int x, int y, int z);
+void load(const Tensor& from, unsigned to, unsigned mbarrier, unsigned ctas, int x, int y,
+          int z);  // ctas: bits of ranks
 void ldmatrix(unsigned (&r)[4], unsigned address);
 void stmatrix(unsigned address, const unsigned (&r)[4]);
 

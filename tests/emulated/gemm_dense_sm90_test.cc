@@ -85,7 +85,8 @@ class Product {
 
   const char* run(unsigned seed) {
     GemmDenseSm90ParamsOf<config> p = {};
-    constexpr int kRowsOfB = config.b_transposed ? 64 : config.gated ? config.block_n / 2 : config.block_n;
+    constexpr bool kHalves = config.gated || gemm_sm90::shares_b(config);
+    constexpr int kRowsOfB = config.b_transposed ? 64 : kHalves ? config.block_n / 2 : config.block_n;
     p.a[0] = a_[0].map(config.block_m);
     p.a2 = a_[1].map(config.block_m);
     p.b[0] = b_[0].map(kRowsOfB);
@@ -111,11 +112,11 @@ class Product {
     p.n = shape_.n;
     p.k = shape_.k;
     p.k_steps = (shape_.k + 63) / 64 * (config.sums_two ? 2 : 1);
-    constexpr unsigned kRows = config.block_m, kColumns = gemm_sm90::out_columns(config);
+    constexpr unsigned kRows = config.block_m * config.cluster, kColumns = gemm_sm90::out_columns(config);
     p.order = {(static_cast<unsigned>(p.m) + kRows - 1) / kRows, (static_cast<unsigned>(p.n) + kColumns - 1) / kColumns,
                16};
     p.work_tiles = p.order.row_tiles * p.order.column_tiles;
-    return emulated::run(shape_.ctas, gemm_sm90::kThreads, seed, [&p] { gemm_dense_sm90<config>(p); });
+    return emulated::run(shape_.ctas, gemm_sm90::kThreads, config.cluster, seed, [&p] { gemm_dense_sm90<config>(p); });
   }
 
   // How many results differ from fp64 by more than rounding, or were written though they should not be.
@@ -247,6 +248,10 @@ constexpr Config gated_gradient(Config c) {
   c.staged = kStagedPair;
   return c;
 }
+constexpr Config in_clusters(Config c) {
+  c.cluster = 2;
+  return c;
+}
 constexpr Config of_two(Config c) {
   c.sums_two = c.b_transposed = true;
   return c;
@@ -287,6 +292,15 @@ TEST(EmulatedGemm, gradients_of_gated_pairs_are_right_in_every_tile) {
 TEST(EmulatedGemm, the_second_product_is_added) {
   expect_right<of_two(tile(128, 128, true))>(kOne);
   expect_right<of_two(ragged(tile(128, 256, false)))>(kGroups);
+}
+
+TEST(EmulatedGemm, ctas_of_a_cluster_load_halves_for_each_other) {
+  expect_right<in_clusters(tile(128, 208, false))>(kOne);
+  expect_right<in_clusters(with_residual(tile(128, 112, true)))>(kOne);
+  expect_right<in_clusters(with_preactivation(gated(tile(128, 256, false))))>(kOne);
+  expect_right<in_clusters(gated_gradient(tile(128, 128, true)))>(kOne);
+  expect_right<in_clusters(gated_gradient(ragged(tile(128, 128, true))))>(kGroups);
+  expect_right<in_clusters(of_two(ragged(tile(128, 128, true))))>(kGroups);
 }
 
 }  // namespace

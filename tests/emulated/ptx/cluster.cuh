@@ -5,10 +5,9 @@
 
 namespace tessera {
 
-// A cluster is one CTA.
-inline unsigned cluster_cta_rank() { return 0; }
-inline void cluster_arrive_relaxed() {}
-inline void cluster_wait() {}
-inline void mbarrier_arrive_at(unsigned, unsigned) {}
+inline unsigned cluster_cta_rank() { return emulated::cluster_rank(); }
+inline void cluster_arrive_relaxed() { emulated::cluster_arrive(); }
+inline void cluster_wait() { emulated::cluster_wait(); }
+inline void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) { emulated::mbarrier_arrive_at(mbarrier, rank); }
 
 }  // namespace tessera

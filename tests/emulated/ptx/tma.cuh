@@ -12,11 +12,11 @@ inline const emulated::Tensor& tensor_of(const TensorMap& map) {
 inline TensorMap map_of(const emulated::Tensor& tensor) { return {{reinterpret_cast<unsigned long long>(&tensor)}}; }
 
 inline void tma_load(unsigned destination, const TensorMap& map, unsigned mbarrier, int x, int y, int z, int) {
-  emulated::load(tensor_of(map), destination, mbarrier, x, y, z);
+  emulated::load(tensor_of(map), destination, mbarrier, 1u << emulated::cluster_rank(), x, y, z);
 }
-inline void tma_load_multicast(unsigned destination, const TensorMap& map, unsigned mbarrier, unsigned short, int x,
-                               int y, int z, int w) {
-  tma_load(destination, map, mbarrier, x, y, z, w);
+inline void tma_load_multicast(unsigned destination, const TensorMap& map, unsigned mbarrier, unsigned short ctas,
+                               int x, int y, int z, int) {
+  emulated::load(tensor_of(map), destination, mbarrier, ctas, x, y, z);
 }
 inline void tma_store(const TensorMap& map, unsigned source, int x, int y, int z, int) {
   emulated::defer(emulated::Queue::kStores,
