@@ -9,7 +9,8 @@
 // (dense_sm90_consumer.cuh). Every stage has two mbarriers: full (TMA has written the bytes) and empty (every consumer
 // warp has finished reading).
 //
-//   shared memory:  A [stages][block_m, 64]    B [stages][block_n, 64]    staging [consumers][buffers][boxes of 64 rows of 128 bytes]
+//   shared memory:  A [stages][block_m, 64]    B [stages][block_n, 64]
+//                   staging [consumers][buffers][boxes of 64 rows of 128 bytes]
 //   registers:      the sums: [block_m, block_n] fp32, of a consumer's own tile (ping_pong), else half of its rows
 //
 // With ping-pong, the consumers own work tiles in turn. Stages are loaded in that order, so one consumer multiplies while

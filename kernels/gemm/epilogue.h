@@ -78,7 +78,7 @@ struct GemmEpilogueParams {
   GemmMatrix out;            // [M, N]
 };
 
-// What a gated product that stores its operands, or the gradient of a gated pair, has besides.
+// Additional matrices of a gated product that stores its preactivations, and of the gradient of a gated pair.
 struct GemmPairParams {
   GemmMatrix gate_preactivation;  // [M, N], written: of a gated product
   GemmMatrix out_gate;            // [M, N], written: of the gradient, as are the following

@@ -50,6 +50,11 @@ struct Chain {
     scratch = bytes;
     bytes += most_scratch_;
   }
+  double microseconds() const {
+    double sum = 0;
+    for (const Chosen& one : links) sum += one.microseconds;
+    return sum;
+  }
   engine::Config config() const {
     engine::Config config;
     for (const Chosen& one : links) {
@@ -61,6 +66,27 @@ struct Chain {
  private:
   std::size_t most_scratch_ = 0;
 };
+
+// Elements of gated pairs, and the sum of two products, as parts of a product instead of steps and products of their own.
+struct AtOnce {
+  bool first_layer, dhidden, dx;
+};
+
+// The fastest of the chains that chain_with(at_once) makes of what `possible` allows.
+template <class ChainWith>
+auto fastest_chain(const AtOnce& possible, const ChainWith& chain_with) {
+  auto best = chain_with(AtOnce{});
+  for (unsigned choice = 1; choice < 8; ++choice) {
+    const AtOnce at_once{(choice & 1) != 0, (choice & 2) != 0, (choice & 4) != 0};
+    const bool allowed = (possible.first_layer || !at_once.first_layer) && (possible.dhidden || !at_once.dhidden) &&
+                         (possible.dx || !at_once.dx);
+    if (!allowed) continue;
+    auto chain = chain_with(at_once);
+    if (!chain.ok() && chain.status().code() != TESSERA_UNSUPPORTED) return chain;
+    if (chain.ok() && (!best.ok() || chain->microseconds() < best->microseconds())) best = std::move(chain);
+  }
+  return best;
+}
 
 // The members of an Implementation. chain_of(problem, device) is the chain or why there is none; instance_of(problem, link) the
 // kernel of a step on a GPU; enqueue(chain, device, args, launch) runs it.
@@ -75,13 +101,11 @@ template <class Family, auto chain_of>
 std::vector<engine::Offer> chain_offers(const typename Family::Problem& p, const engine::Device& device) {
   const auto chain = chain_of(p, device);
   if (!chain.ok()) return {};
-  double microseconds = 0;
   std::string why;
   for (const auto& one : chain->links) {
-    microseconds += one.microseconds;
     why += format("{}{} {:.3g} us", why.empty() ? "" : ", ", one.link.name, one.microseconds);
   }
-  return {{chain->config(), chain->bytes, microseconds, std::move(why)}};
+  return {{chain->config(), chain->bytes, chain->microseconds(), std::move(why)}};
 }
 
 template <class Family, auto chain_of, auto instance_of, auto enqueue>

@@ -11,7 +11,7 @@ using engine::Device;
 
 std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (!device.is_cpu()) return format("reads host memory; the tensors are on {}", device.name);
-  return recipe_refuses(p);
+  return refuses_recipe_features(p);
 }
 
 engine::Config config_for(const Device& device) {

@@ -59,7 +59,7 @@ std::vector<LtAlgorithm> algorithms_of(const GemmProblem& p, const Device& devic
 std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
   if (p.grouping != kUngrouped) return "computes one product";
-  if (auto reason = recipe_refuses(p)) return reason;
+  if (auto reason = refuses_recipe_features(p)) return reason;
   if (p.gated || p.gradient || p.preactivation) return "has no gate, no derivative and no preactivation";
   if (p.activation == kSilu || p.activation == kGeluErf) return "has no SiLU and no exact GELU";
   if (p.residual && p.activation != kIdentity) return "adds the residual before the activation";

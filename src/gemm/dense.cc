@@ -98,7 +98,7 @@ engine::Config named(const Choice& choice) {
 
 std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
-  return recipe_refuses(p);
+  return refuses_recipe_features(p);
 }
 
 std::size_t workspace_of(const GemmProblem& p, const Choice& choice) {

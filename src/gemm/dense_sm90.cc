@@ -393,6 +393,13 @@ std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (device.compute != 90 || !device.specific) return "needs TMA and wgmma (sm_90a)";
   if (!p.tensor_maps) return "needs positive strides below 2^36 elements";
   if (p.k == 0) return "there is nothing to load: K is 0";
+  const bool other_epilogue = p.bias || p.residual || p.gated || p.gradient || p.preactivation;
+  if (p.gated_gradient && other_epilogue) return "the gradient of a gated pair is the whole epilogue";
+  if (p.gated && p.preactivation && (p.residual || p.gradient))
+    return "a gated product that stores both has no residual";
+  if (p.sums_two && (p.gated || p.grouping == kBatched || p.grouping == kRaggedSums)) {
+    return "sums two products of whole rows, without a gate";
+  }
   if (moves_pair(p) && !stores_by_tma(p)) return "rows of a gated pair do not start and end at multiples of 16 bytes";
   if (moves_pair(p) && p.out_dtype != p.dtype) return "stores pairs of one type";
   if (p.sums_two && !(p.a_aligned && p.b_aligned)) return "rows of two products do not start at multiples of 16 bytes";

@@ -10,6 +10,7 @@
 #include "gemm/gpu.h"
 #include "gemm/pad_rows.h"
 #include "gemm/split_reduce.h"
+#include "jit/nvrtc.h"
 
 namespace tessera::gemm::sm90 {
 
@@ -29,12 +30,17 @@ int staged_of(const GemmProblem& p) {
 
 // Whether rows of A and out, or of A and B if both are rows of K, could be strided.
 bool may_stride_m(const GemmProblem& p) {
+  // Maps for eight remainders make Params larger than 4 KB, which launches take from CUDA 12.1 on.
+  static_assert(sizeof(GemmDenseSm90Params<gemm_sm90::kRowGroups, 1>) > 4096);
+  constexpr int kFirstDriver = 12010;
+  const int driver = jit::driver_version();
+  if (driver != 0 && driver < kFirstDriver) return false;
   // A group may begin at any row.
   return p.grouping == kUngrouped && !p.a_transposed && p.m >= gemm_sm90::kRowGroups && !moves_pair(p) && !p.sums_two;
 }
 
 bool may_stride_k(const GemmProblem& p) {
-  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && !p.gated_gradient &&
+  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && !p.gated_gradient && !p.sums_two &&
          p.k >= gemm_sm90::kRowGroups && !(p.a_aligned && p.b_aligned);
 }
 
@@ -75,7 +81,7 @@ std::int64_t extent_n(const GemmProblem& p, const Access& access) {
 
 // Both operands are rows of K, so the transposed product is one of the same kind.
 bool may_swap(const GemmProblem& p) {
-  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && !p.gated_gradient;
+  return p.grouping == kUngrouped && p.a_transposed && p.b_transposed && !p.gated && !p.gated_gradient && !p.sums_two;
 }
 
 GemmProblem swapped_problem(const GemmProblem& p) {
@@ -233,7 +239,8 @@ std::int64_t partials_of_part(const GemmProblem& p, const Choice& choice) {
 }
 
 bool fits(const Choice& choice, const Device& device) {
-  return choice.main.stages >= 2 &&
+  const int least_stages = choice.main.staged == kStagedPair ? 3 : 2;  // two were not timed beside so much staging
+  return choice.main.stages >= least_stages &&
          static_cast<std::size_t>(gemm_sm90::layout(choice.main).bytes) <= device.shared_memory_per_block;
 }
 

@@ -152,6 +152,9 @@ std::string GemmFamily::difference(const Problem& planned, const Problem& given)
   compare("saved given", planned.gradient, given.gradient);
   compare("preactivation given", planned.preactivation, given.preactivation);
   compare("residual given", planned.residual, given.residual);
+  compare("gradient of a gated pair", planned.gated_gradient, given.gated_gradient);
+  compare("rows with weights", planned.weighted, given.weighted);
+  compare("two products", planned.sums_two, given.sums_two);
   needs("a has rows that do not start at multiples of 16 bytes", planned.a_aligned, given.a_aligned);
   needs("b or gate has rows that do not start at multiples of 16 bytes", planned.b_aligned, given.b_aligned);
   needs("out has rows that do not start at multiples of 16 bytes", planned.out_aligned, given.out_aligned);

@@ -16,8 +16,8 @@ using engine::Device;
 // What every GPU kernel requires of a problem.
 std::optional<std::string> gpu_refuses(const GemmProblem& problem, const Device& device);
 
-// Of kernels that compute nothing that the C ABI does not have.
-inline std::optional<std::string> recipe_refuses(const GemmProblem& p) {
+// Refuses what only recipes ask for, for kernels that do not implement it.
+inline std::optional<std::string> refuses_recipe_features(const GemmProblem& p) {
   if (p.sums_two) return "computes no sum of two products";
   if (p.gated_gradient) return "has no gradient of a gated pair";
   if (p.gated && p.preactivation) return "stores no preactivations of a gated product";

@@ -37,8 +37,8 @@ struct GemmProblem {
   bool gradient = false;       // times f'(saved)
   bool preactivation = false;  // is written, too
   bool residual = false;
-  // Of what follows, and of a preactivation that is gated, which then is two, the C ABI of gemm has none: recipes that embed
-  // a product ask for it.
+  // Only recipes that embed a product set these; the C ABI of gemm does not. The same holds for gated with preactivation,
+  // which stores both preactivations.
   bool gated_gradient = false;  // backward through a gated pair
   bool weighted = false;        // whose rows have weights
   bool sums_two = false;        // A B + A2 B2

@@ -36,11 +36,11 @@ struct Link {
 
 T if_given(const MlpProblem& p, T tensor) { return p.has(tensor) ? tensor : T::kNone; }
 
-// before and hidden, or before and before_gate, or, if nothing of it is kept, hidden alone. at_once: before, before_gate and
-// hidden.
-void add_first_layer(const MlpProblem& p, bool keeps, bool at_once, std::vector<Link>& links) {
+// before and hidden, or before and before_gate, or, if nothing of it is kept, hidden alone. stores_pairs: before, before_gate
+// and hidden.
+void add_first_layer(const MlpProblem& p, bool keeps, bool stores_pairs, std::vector<Link>& links) {
   Link up{.name = "up", .a = T::kX, .b = T::kUp, .bias = if_given(p, T::kUpBias)};
-  if (!p.has(T::kGate) || !keeps || at_once) {
+  if (!p.has(T::kGate) || !keeps || stores_pairs) {
     up.out = T::kHidden;
     up.activates = true;
     if (keeps) up.preactivation = T::kBefore;
@@ -56,14 +56,13 @@ void add_first_layer(const MlpProblem& p, bool keeps, bool at_once, std::vector<
       {.name = "gate", .a = T::kX, .b = T::kGate, .out = T::kBeforeGate, .bias = if_given(p, T::kGateBias)});
 }
 
-// at_once: products store and load the matrices of a gated pair, else a step of its own has its elements.
-std::vector<Link> links_of(const MlpProblem& p, bool at_once) {
+std::vector<Link> links_of(const MlpProblem& p, const gemm::AtOnce& at_once) {
   std::vector<Link> links;
   const bool gated = p.has(T::kGate), kept = p.has(T::kBefore);
   const Link elements{.name = "gated", .is_product = false};
   if (p.op == MlpOp::kForward) {
-    add_first_layer(p, kept, at_once, links);
-    if (gated && kept && !at_once) links.push_back(elements);
+    add_first_layer(p, kept, at_once.first_layer, links);
+    if (gated && kept && !at_once.first_layer) links.push_back(elements);
     links.push_back({.name = "down",
                      .a = T::kHidden,
                      .b = T::kDown,
@@ -74,12 +73,12 @@ std::vector<Link> links_of(const MlpProblem& p, bool at_once) {
   }
   if (!kept) add_first_layer(p, true, false, links);
   Link dhidden{.name = "dhidden", .a = T::kDout, .b = T::kDown, .b_transposed = true};
-  if (gated && at_once) {
+  if (at_once.dhidden) {
     dhidden.out = T::kDbefore;
     dhidden.saved = T::kBefore;
     dhidden.saved_gate = T::kBeforeGate;
     dhidden.out_gate = T::kDbeforeGate;
-    dhidden.hidden = T::kHidden;
+    if (p.has(T::kDdown)) dhidden.hidden = T::kHidden;
     dhidden.activates = true;
     links.push_back(dhidden);
   } else if (gated) {
@@ -102,7 +101,7 @@ std::vector<Link> links_of(const MlpProblem& p, bool at_once) {
   weight("dgate", T::kDbeforeGate, T::kX, T::kDgate);
   if (p.has(T::kDx)) {
     links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDx, .b_transposed = true});
-    if (gated && at_once) {
+    if (at_once.dx) {
       links.back().a2 = T::kDbeforeGate;
       links.back().b2 = T::kGate;
     } else if (gated) {
@@ -196,7 +195,7 @@ bool elements_are_aligned(const MlpProblem& p) {
 
 using Chain = gemm::Chain<Link, T>;
 
-Result<Chain> chain_with(const MlpProblem& p, const Device& device, bool at_once) {
+Result<Chain> chain_with(const MlpProblem& p, const Device& device, const gemm::AtOnce& at_once) {
   Chain chain;
   const auto size = static_cast<std::int64_t>(size_of(p.dtype));
   // Whole lines of L2: rows that start within a sector are written and read at 0.8 of the speed.
@@ -224,10 +223,10 @@ Result<Chain> chain_with(const MlpProblem& p, const Device& device, bool at_once
 }
 
 Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
-  if (p.has(T::kGate) && (p.op == MlpOp::kBackward || p.has(T::kBefore))) {
-    if (auto chain = chain_with(p, device, true); chain.ok()) return chain;
-  }
-  return chain_with(p, device, false);
+  const bool gated = p.has(T::kGate), backward = p.op == MlpOp::kBackward;
+  const gemm::AtOnce possible{gated && !backward && p.has(T::kBefore), gated && backward,
+                              gated && backward && p.has(T::kDx)};
+  return gemm::fastest_chain(possible, [&](const gemm::AtOnce& at_once) { return chain_with(p, device, at_once); });
 }
 
 Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, const engine::Launch& launch) {

@@ -34,11 +34,11 @@ struct Link {
   bool is_product() const { return a != T::kNone; }
 };
 
-// at_once: with rows that are kept, one product stores both matrices of gated pairs and multiplies them.
-void add_first_layer(const MoeProblem& p, bool keeps, bool at_once, std::vector<Link>& links) {
+// stores_pairs: with rows that are kept, one product stores both matrices of gated pairs and multiplies them.
+void add_first_layer(const MoeProblem& p, bool keeps, bool stores_pairs, std::vector<Link>& links) {
   const bool gated = p.has(T::kGate);
   Link up{.name = "up", .a = T::kXRows, .b = T::kUp};
-  if (!gated || !keeps || at_once) {
+  if (!gated || !keeps || stores_pairs) {
     up.out = T::kHidden;
     up.activates = true;
     if (keeps) up.preactivation = T::kBefore;
@@ -52,8 +52,7 @@ void add_first_layer(const MoeProblem& p, bool keeps, bool at_once, std::vector<
   links.push_back({.name = "gate", .a = T::kXRows, .b = T::kGate, .out = T::kBeforeGate});
 }
 
-// at_once: products store and load the matrices of gated pairs, else steps of their own have their elements.
-std::vector<Link> links_of(const MoeProblem& p, bool at_once) {
+std::vector<Link> links_of(const MoeProblem& p, const gemm::AtOnce& at_once) {
   std::vector<Link> links;
   const bool gated = p.has(T::kGate), kept = p.has(T::kBefore);
   if (p.op == MoeOp::kForward) {
@@ -61,8 +60,8 @@ std::vector<Link> links_of(const MoeProblem& p, bool at_once) {
     if (p.has(T::kBalanceLoss)) counted.push_back(T::kShares);
     links.push_back({.name = "route", .step = Step::kRoute, .uses = counted});
     links.push_back({.name = "permute", .step = Step::kPermute, .uses = {T::kXRows}});
-    add_first_layer(p, kept, at_once, links);
-    if (gated && kept && !at_once) links.push_back({.name = "gated", .uses = {T::kHidden}});
+    add_first_layer(p, kept, at_once.first_layer, links);
+    if (gated && kept && !at_once.first_layer) links.push_back({.name = "gated", .uses = {T::kHidden}});
     links.push_back({.name = "down", .a = T::kHidden, .b = T::kDown, .out = T::kOutRows});
     links.push_back({.name = "combine", .step = Step::kCombine});
     return links;
@@ -80,7 +79,7 @@ std::vector<Link> links_of(const MoeProblem& p, bool at_once) {
   std::vector<T> made = {T::kDbefore, T::kRowDweights};
   if (gated) made.push_back(T::kDbeforeGate);
   if (p.has(T::kDdown)) made.push_back(T::kHidden);
-  if (at_once) {
+  if (at_once.dhidden) {
     dhidden.out = T::kDbefore;
     dhidden.activates = true;
     dhidden.saved = T::kBefore;
@@ -104,7 +103,7 @@ std::vector<Link> links_of(const MoeProblem& p, bool at_once) {
   weight("dgate", T::kDbeforeGate, T::kXRows, T::kDgate);
   if (p.has(T::kDx)) {
     links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDxRows, .b_transposed = true});
-    if (gated && at_once) {
+    if (at_once.dx) {
       links.back().a2 = T::kDbeforeGate;
       links.back().b2 = T::kGate;
     } else if (gated) {
@@ -184,9 +183,9 @@ void place(const MoeProblem& p, T tensor, std::int64_t dweight_parts, Chain& cha
   chain.bytes += gemm::rounded_part(static_cast<std::size_t>(saturating_product(dims[1], stride, size)));
 }
 
-Result<Chain> chain_with(const MoeProblem& p, const Device& device, bool at_once) {
+Result<Chain> chain_with(const MoeProblem& p, const Device& device, const gemm::AtOnce& at_once) {
   Chain chain;
-  const std::int64_t dweight_parts = at_once ? dot_parts_of(p.hidden) : 1;
+  const std::int64_t dweight_parts = at_once.dhidden ? dot_parts_of(p.hidden) : 1;
   for (const Link& link : links_of(p, at_once)) {
     for (const T t : {link.a, link.is_product() ? link.out : T::kNone, link.preactivation}) {
       place(p, t, dweight_parts, chain);
@@ -208,10 +207,10 @@ Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
     return Status(TESSERA_UNSUPPORTED, format("takes up to {} experts and a top_k of {} on GPUs, not {} and {}",
                                               kMoeMostExperts, kMoeMostTopK, p.experts, p.top_k));
   }
-  if (p.has(T::kGate) && (p.op == MoeOp::kBackward || p.has(T::kBefore))) {
-    if (auto chain = chain_with(p, device, true); chain.ok()) return chain;
-  }
-  return chain_with(p, device, false);
+  const bool gated = p.has(T::kGate), backward = p.op == MoeOp::kBackward;
+  const gemm::AtOnce possible{gated && !backward && p.has(T::kBefore), gated && backward,
+                              gated && backward && p.has(T::kDx)};
+  return gemm::fastest_chain(possible, [&](const gemm::AtOnce& at_once) { return chain_with(p, device, at_once); });
 }
 
 MlpArgs gated_args(const MoeArgs& args) {

@@ -114,6 +114,17 @@ void arrive(Mbarrier& m, unsigned expected_bytes) {
   complete_if_due(m);
 }
 
+// What lies outside is moved to the end, and reported.
+unsigned char* shared_of(Cta& of, unsigned address, unsigned bytes) {
+  if (address + bytes <= kShared) return of.shared.data() + address;
+  cluster->wrong = "an address beyond shared memory";
+  return of.shared.data() + kShared - bytes;
+}
+Mbarrier& mbarrier_of(Cta& of, unsigned address) {
+  if (of.mbarriers.count(address) == 0) cluster->wrong = "an mbarrier that was not initialised";
+  return of.mbarriers[address];
+}
+
 // Byte address of an element of a box: rows of 128 bytes, whose 16-byte chunks are permuted within eight rows.
 unsigned in_box(unsigned box, int row, int column) {
   const unsigned plain = box + static_cast<unsigned>(row * 128 + column * 2);
@@ -126,7 +137,7 @@ void for_each_of_box(const Tensor& t, Cta& in, unsigned box, int x, int y, int z
     for (int column = 0; column < 64; ++column) {
       const bool exists = x + column >= 0 && x + column < t.columns && y + row >= 0 && y + row < t.rows && z < t.layers;
       unsigned short* element = exists ? t.data + z * t.layer_stride + (y + row) * t.row_stride + x + column : nullptr;
-      move(in.shared.data() + in_box(box, row, column), element);
+      move(shared_of(in, in_box(box, row, column), 2), element);
     }
   }
 }
@@ -192,7 +203,7 @@ const char* run(unsigned ctas, int threads, int cluster_size, unsigned seed, con
   return nullptr;
 }
 
-unsigned char* shared() { return cta->shared.data(); }
+unsigned char* shared(unsigned address, unsigned bytes) { return shared_of(*cta, address, bytes); }
 unsigned cluster_rank() { return static_cast<unsigned>(cta - cluster->ctas.data()); }
 void cluster_arrive() {
   ++fiber().cluster_arrivals;
@@ -246,12 +257,12 @@ void named_barrier(int barrier, int threads, bool waits) {
 void mbarrier_init(unsigned mbarrier, unsigned arrivals) { cta->mbarriers[mbarrier] = {arrivals, arrivals, 0, 0}; }
 
 void mbarrier_arrive(unsigned mbarrier, unsigned expected_bytes) {
-  arrive(cta->mbarriers.at(mbarrier), expected_bytes);
+  arrive(mbarrier_of(*cta, mbarrier), expected_bytes);
 }
-void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) { arrive(cluster->ctas[rank].mbarriers.at(mbarrier), 0); }
+void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) { arrive(mbarrier_of(cluster->ctas[rank], mbarrier), 0); }
 
 bool mbarrier_has_completed(unsigned mbarrier, unsigned parity) {
-  return (cta->mbarriers.at(mbarrier).completed & 1) != parity;
+  return (mbarrier_of(*cta, mbarrier).completed & 1) != parity;
 }
 
 void load(const Tensor& from, unsigned to, unsigned mbarrier, unsigned ctas, int x, int y, int z) {
@@ -263,7 +274,7 @@ void load(const Tensor& from, unsigned to, unsigned mbarrier, unsigned ctas, int
         const unsigned short value = element == nullptr ? static_cast<unsigned short>(0) : *element;
         std::memcpy(in_shared, &value, sizeof value);
       });
-      Mbarrier& m = into.mbarriers.at(mbarrier);
+      Mbarrier& m = mbarrier_of(into, mbarrier);
       m.bytes -= from.box_rows * 128;
       complete_if_due(m);
     };
@@ -287,7 +298,7 @@ void ldmatrix(unsigned (&r)[4], unsigned address) {
   const unsigned lane = threadIdx.x % 32;
   w.addresses[lane] = address;
   sync_warp();
-  for (unsigned i = 0; i < 4; ++i) std::memcpy(&r[i], shared() + w.addresses[i * 8 + lane / 4] + lane % 4 * 4, 4);
+  for (unsigned i = 0; i < 4; ++i) std::memcpy(&r[i], shared(w.addresses[i * 8 + lane / 4] + lane % 4 * 4, 4), 4);
   sync_warp();
 }
 void stmatrix(unsigned address, const unsigned (&r)[4]) {
@@ -295,7 +306,7 @@ void stmatrix(unsigned address, const unsigned (&r)[4]) {
   const unsigned lane = threadIdx.x % 32;
   w.addresses[lane] = address;
   sync_warp();
-  for (unsigned i = 0; i < 4; ++i) std::memcpy(shared() + w.addresses[i * 8 + lane / 4] + lane % 4 * 4, &r[i], 4);
+  for (unsigned i = 0; i < 4; ++i) std::memcpy(shared(w.addresses[i * 8 + lane / 4] + lane % 4 * 4, 4), &r[i], 4);
   sync_warp();
 }
 

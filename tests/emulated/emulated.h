@@ -38,7 +38,7 @@ struct Tensor {
 const char* run(unsigned ctas, int threads, int cluster, unsigned seed, const std::function<void()>& kernel);
 
 // Of the calling thread, its warp and its CTA.
-unsigned char* shared();
+unsigned char* shared(unsigned address, unsigned bytes);
 unsigned cluster_rank();
 void cluster_arrive();
 void cluster_wait();

@@ -51,6 +51,7 @@ struct Shape {
   int n, k;
   std::vector<int> group_rows;  // one: not grouped
   unsigned ctas;
+  bool stores_hidden = true;
 };
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
@@ -80,6 +81,10 @@ class Product {
     for (Matrix& r : read_) r.fill(random_, 1);
     std::normal_distribution<float> normal;
     for (long row = 0; row < m; ++row) row_weights_.push_back(normal(random_));
+    bias_.assign(2, std::vector<Bits16>(static_cast<std::size_t>(shape.n * groups)));
+    for (auto& bias : bias_) {
+      for (Bits16& b : bias) b = from_float<kType>(normal(random_));
+    }
     row_dots_.assign(static_cast<std::size_t>(m * parts()), std::nanf(""));
   }
 
@@ -102,7 +107,10 @@ class Product {
     p.epilogue.out = written_[0].view();
     p.epilogue.preactivation = p.pair.out_gate = written_[1].view();
     p.pair.gate_preactivation = written_[2].view();
-    if (config.gated_gradient) p.pair.hidden = written_[2].view();
+    if (config.gated_gradient && shape_.stores_hidden) p.pair.hidden = written_[2].view();
+    p.epilogue.bias = bias_[0].data();
+    p.epilogue.gate_bias = bias_[1].data();
+    p.epilogue.bias_group_stride = p.epilogue.gate_bias_group_stride = kRagged ? shape_.n : 0;
     p.pair.row_weights = row_weights_.data();
     p.pair.row_dots = row_dots_.data();
     p.pair.dot_parts = static_cast<int>(parts());
@@ -135,10 +143,11 @@ class Product {
           wrong += fits ? 0 : 1;
         }
       }
-      for (long part = 0; config.weighted && row < rows_ && part < parts(); ++part) {
+      for (long part = 0; config.weighted && part < parts(); ++part) {
         const double want = dots[static_cast<std::size_t>(part)];
         const double got = row_dots_[static_cast<std::size_t>(row * parts() + part)];
-        wrong += std::abs(got - want) <= 1e-4 * (1 + std::abs(want)) ? 0 : 1;
+        const bool fits = row < rows_ ? std::abs(got - want) <= 1e-4 * (1 + std::abs(want)) : std::isnan(got);
+        wrong += fits ? 0 : 1;
       }
     }
     return wrong;
@@ -148,10 +157,16 @@ class Product {
   static constexpr bool kRagged = config.grouping == kRaggedRows;
   long parts() const { return (shape_.n + kDotColumns - 1) / kDotColumns; }
 
-  double product(std::size_t a, std::size_t b, long row, long column) {
+  long group_of(long row) const {
     long group = 0;
     while (kRagged && offsets_[static_cast<std::size_t>(group) + 1] <= row) ++group;
-    double sum = 0;
+    return group;
+  }
+  // Of A, and B or the gate, with its bias.
+  double product(std::size_t a, std::size_t b, long row, long column) {
+    const long group = group_of(row);
+    const auto& bias = bias_[b == 2 ? 1 : 0];
+    double sum = config.bias && a == 0 ? value_of(bias[static_cast<std::size_t>(group * shape_.n + column)]) : 0.0f;
     for (long k = 0; k < shape_.k; ++k) {
       const Bits16 weight = config.b_transposed ? b_[b].at(k, column, group) : b_[b].at(column, k, group);
       sum += static_cast<double>(value_of(a_[a].at(row, k))) * value_of(weight);
@@ -170,7 +185,7 @@ class Product {
       want[1] = w * x * saved * silu_slope(saved_gate);
       want[2] = w * saved * silu(saved_gate);
       dots[static_cast<std::size_t>(column / kDotColumns)] += x * saved * silu(saved_gate);
-      return 3;
+      return shape_.stores_hidden ? 3 : 2;
     }
     if (config.gated) {
       const double gate = product(0, 2, row, column);
@@ -191,6 +206,7 @@ class Product {
   long rows_;
   std::vector<Matrix> a_, b_, read_, written_;
   std::vector<float> row_weights_, row_dots_;
+  std::vector<std::vector<Bits16>> bias_;  // of b, of the gate
 };
 
 template <Config config>
@@ -236,6 +252,10 @@ constexpr Config with_preactivation(Config c) {
   c.staged = kStagedPreactivation;
   return c;
 }
+constexpr Config with_bias(Config c) {
+  c.bias = true;
+  return c;
+}
 constexpr Config gated(Config c) {
   c.gated = true;
   c.activation = kSilu;
@@ -278,7 +298,7 @@ TEST(EmulatedGemm, groups_of_rows_end_anywhere) {
 TEST(EmulatedGemm, gated_products_store_what_they_multiply) {
   expect_right<gated(tile(128, 160, true))>(kOne);
   expect_right<with_preactivation(gated(tile(128, 256, false)))>(kOne);
-  expect_right<ragged(with_preactivation(gated(tile(128, 256, false))))>(kGroups);
+  expect_right<ragged(with_bias(with_preactivation(gated(tile(128, 256, false)))))>(kGroups);
   expect_right<ragged(with_preactivation(gated(tile(64, 256, true))))>(kGroups);
 }
 
@@ -287,6 +307,9 @@ TEST(EmulatedGemm, gradients_of_gated_pairs_are_right_in_every_tile) {
   expect_right<gated_gradient(ragged(tile(128, 128, true)))>(kGroups);
   expect_right<gated_gradient(ragged(tile(64, 192, true)))>(kGroups);
   expect_right<gated_gradient(ragged(tile(128, 256, false)))>(kGroups);
+  Shape without_hidden = kGroups;
+  without_hidden.stores_hidden = false;
+  expect_right<gated_gradient(ragged(tile(128, 128, true)))>(without_hidden);
 }
 
 TEST(EmulatedGemm, the_second_product_is_added) {

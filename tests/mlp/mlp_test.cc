@@ -210,6 +210,31 @@ TEST(Choice, every_step_is_a_kernel_of_gemm_and_hidden_rows_are_padded) {
   }
 }
 
+// Few rows need the parts of K that products with pairs, and sums of two, do not have.
+TEST(Choice, gated_pairs_are_epilogues_where_that_is_faster) {
+  const auto device = *engine::cuda_device("sm_90a");
+  const auto steps_of = [&](const Case& c) {
+    const auto options = mlp_case(c)->explain(device).options;
+    std::string steps;
+    for (const auto& step : options.at(0).config) {
+      if (step.step.find('_') == std::string::npos || step.step == "dx_of_gate") steps += step.step + " ";
+    }
+    return steps;
+  };
+  int seen = 0;
+  for (const Case& one : suite("bench-gpu")) {
+    if (!one.problem.has(T::kGate) || !one.problem.has(T::kBefore)) continue;
+    const bool backward = one.problem.op == MlpOp::kBackward;
+    EXPECT_EQ(steps_of(one), backward ? "dhidden ddown dup dgate dx " : "up down ") << one.name;
+    Case few = one;
+    few.problem.m = 128;
+    if (!backward) few.problem.hidden = 512;
+    EXPECT_EQ(steps_of(few), backward ? "dhidden ddown dup dgate dx dx_of_gate " : "up gate down ") << one.name;
+    ++seen;
+  }
+  EXPECT_EQ(seen, 2);
+}
+
 // Heads side by side: one kernel, which needs no memory for hidden rows. What it does not compute is chained.
 TEST(Choice, few_output_columns_are_one_kernel) {
   const auto device = *engine::cuda_device("sm_90a");

@@ -10,11 +10,11 @@ inline unsigned shared_address(const void* pointer) {
 }
 template <class Value>
 void move_to(Value& value, unsigned address) {
-  std::memcpy(&value, emulated::shared() + address, sizeof value);
+  std::memcpy(&value, emulated::shared(address, sizeof value), sizeof value);
 }
 template <class Value>
 void move_from(const Value& value, unsigned address) {
-  std::memcpy(emulated::shared() + address, &value, sizeof value);
+  std::memcpy(emulated::shared(address, sizeof value), &value, sizeof value);
 }
 inline void ldmatrix_x4(unsigned (&r)[4], unsigned address) { emulated::ldmatrix(r, address); }
 inline void stmatrix_x4(unsigned address, const unsigned (&r)[4]) { emulated::stmatrix(address, r); }
