@@ -234,6 +234,8 @@ void sync_warp() {
   wait_until([&] { return w.passed != now; });
 }
 
+void sync_threads() { named_barrier(0, static_cast<int>(cta->fibers.size()), true); }
+
 float shuffle(float value, int lane) {
   Warp& w = warp();
   w.values[threadIdx.x % 32] = value;

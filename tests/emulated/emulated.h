@@ -1,8 +1,8 @@
 // Hopper kernels on the CPU: the headers below ptx/ take the place of those of kernels/, and the threads of a CTA are fibers of
-// one CPU thread. What the hardware may do at different times happens as early or as late as a program must expect: wgmma reads
-// and adds when it is waited for, TMA stores read shared memory when that is waited for, and TMA loads write at once or much later,
-// at random. Warps run in random order and fall behind at random. So a missing wait or barrier gives wrong results here, and on
-// a GPU rarely. Registers, alignment and the order of memory accesses of different proxies are not looked at.
+// one CPU thread. What the hardware may do at various times happens as early or as late as a program must expect: wgmma reads and
+// adds when it is waited for, TMA stores read shared memory when that is waited for, and TMA loads write at once or later, at
+// random. Warps run in random order and fall behind at random. So a missing wait or barrier gives wrong results here in most runs,
+// and on a GPU rarely. Registers, alignment and the order of memory accesses of different proxies are not looked at.
 #pragma once
 
 #include <cmath>
@@ -44,14 +44,15 @@ void cluster_arrive();
 void cluster_wait();
 void wait_until(const std::function<bool()>& holds);
 void sync_warp();
+void sync_threads();
 float shuffle(float value, int lane);
 void named_barrier(int barrier, int threads, bool waits);
 void mbarrier_init(unsigned mbarrier, unsigned arrivals);
 void mbarrier_arrive(unsigned mbarrier, unsigned expected_bytes);
 void mbarrier_arrive_at(unsigned mbarrier, unsigned rank);
 bool mbarrier_has_completed(unsigned mbarrier, unsigned parity);
-void load(const Tensor& from, unsigned to, unsigned mbarrier, unsigned ctas, int x, int y,
-          int z);  // ctas: bits of ranks
+// ctas: the bits of their ranks.
+void load(const Tensor& from, unsigned to, unsigned mbarrier, unsigned ctas, int x, int y, int z);
 void ldmatrix(unsigned (&r)[4], unsigned address);
 void stmatrix(unsigned address, const unsigned (&r)[4]);
 
@@ -74,7 +75,7 @@ struct float2 {
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline void __syncwarp() { tessera::emulated::sync_warp(); }
-inline void __syncthreads() { tessera::emulated::named_barrier(0, 384, true); }
+inline void __syncthreads() { tessera::emulated::sync_threads(); }
 inline float __shfl_xor_sync(unsigned, float value, int mask) {
   return tessera::emulated::shuffle(value, static_cast<int>(threadIdx.x) % 32 ^ mask);
 }
