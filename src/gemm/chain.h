@@ -72,6 +72,41 @@ struct AtOnce {
   bool first_layer, dhidden, dx;
 };
 
+// Of a problem whose tensors are an enumeration T with a gated pair's.
+template <class T, class Problem>
+AtOnce possible_at_once(const Problem& p, bool backward) {
+  const bool gated = p.has(T::kGate);
+  return {gated && !backward && p.has(T::kBefore), gated && backward, gated && backward && p.has(T::kDx)};
+}
+
+// What a link's product has if it is of that kind (gemm/problem.h).
+template <class T>
+struct PairTensors {
+  T gate_preactivation = T::kNone, saved_gate = T::kNone, out_gate = T::kNone, hidden = T::kNone;
+  T a2 = T::kNone, b2 = T::kNone;
+
+  template <class View>
+  void give(GemmArgs& product, const View& view) const {
+    product.gate_preactivation = view(gate_preactivation);
+    product.saved_gate = view(saved_gate);
+    product.out_gate = view(out_gate);
+    product.hidden = view(hidden);
+    product.a2 = view(a2);
+    product.b2 = view(b2);
+  }
+};
+
+// The product that gives the gradient of hidden rows goes on to those of the pair.
+template <class T, class Link>
+void end_with_gated_gradient(Link& dhidden, bool wants_hidden) {
+  dhidden.out = T::kDbefore;
+  dhidden.activates = true;
+  dhidden.saved = T::kBefore;
+  dhidden.pair.saved_gate = T::kBeforeGate;
+  dhidden.pair.out_gate = T::kDbeforeGate;
+  if (wants_hidden) dhidden.pair.hidden = T::kHidden;
+}
+
 // The fastest of the chains that chain_with(at_once) makes of what `possible` allows.
 template <class ChainWith>
 auto fastest_chain(const AtOnce& possible, const ChainWith& chain_with) {

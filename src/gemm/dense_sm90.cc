@@ -493,10 +493,14 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p.gated = p.preactivation = false;
   p.gated_gradient = p.b_transposed = true;
   list.push_back(p);
-  p = representative(device, 65536, 1408, 2048);
-  p.op = GemmOp::kGrouped;
-  p.grouping = kRaggedRows;
-  p.groups = 64;
+  const auto of_experts = [&](std::int64_t n, std::int64_t k) {
+    GemmProblem experts = representative(device, 65536, n, k);
+    experts.op = GemmOp::kGrouped;
+    experts.grouping = kRaggedRows;
+    experts.groups = 64;
+    return experts;
+  };
+  p = of_experts(1408, 2048);
   list.push_back(p);
   p.activation = kSilu;
   p.gated = p.preactivation = true;
@@ -504,10 +508,7 @@ std::vector<GemmProblem> representatives(const Device& device) {
   p.gated = p.preactivation = false;
   p.gated_gradient = p.weighted = p.b_transposed = true;
   list.push_back(p);
-  p = representative(device, 65536, 2048, 1408);
-  p.op = GemmOp::kGrouped;
-  p.grouping = kRaggedRows;
-  p.groups = 64;
+  p = of_experts(2048, 1408);
   p.sums_two = p.b_transposed = true;
   list.push_back(p);
   p = representative(device, 1408, 2048, 65536);

@@ -23,14 +23,12 @@ struct Link {
   T bias = T::kNone, gate = T::kNone, gate_bias = T::kNone;
   T saved = T::kNone, preactivation = T::kNone, residual = T::kNone;
   bool activates = false;  // else the activation is the identity
-  // With `gate`, its preactivation; or, backward through a gated pair, what is read and written beside saved and out.
-  T gate_preactivation = T::kNone;
-  T saved_gate = T::kNone, out_gate = T::kNone, hidden = T::kNone;
-  T a2 = T::kNone, b2 = T::kNone;  // added: their product
+  gemm::PairTensors<T> pair = {};
 
   // What a product reads or writes between the layers.
   std::array<T, 9> matrices() const {
-    return {a, a2, out, saved, preactivation, gate_preactivation, saved_gate, out_gate, hidden};
+    return {a,          pair.a2, out, saved, preactivation, pair.gate_preactivation, pair.saved_gate, pair.out_gate,
+            pair.hidden};
   }
 };
 
@@ -44,7 +42,7 @@ void add_first_layer(const MlpProblem& p, bool keeps, bool stores_pairs, std::ve
     up.out = T::kHidden;
     up.activates = true;
     if (keeps) up.preactivation = T::kBefore;
-    if (keeps && p.has(T::kGate)) up.gate_preactivation = T::kBeforeGate;
+    if (keeps && p.has(T::kGate)) up.pair.gate_preactivation = T::kBeforeGate;
     up.gate = if_given(p, T::kGate);
     up.gate_bias = if_given(p, T::kGateBias);
     links.push_back(up);
@@ -74,12 +72,7 @@ std::vector<Link> links_of(const MlpProblem& p, const gemm::AtOnce& at_once) {
   if (!kept) add_first_layer(p, true, false, links);
   Link dhidden{.name = "dhidden", .a = T::kDout, .b = T::kDown, .b_transposed = true};
   if (at_once.dhidden) {
-    dhidden.out = T::kDbefore;
-    dhidden.saved = T::kBefore;
-    dhidden.saved_gate = T::kBeforeGate;
-    dhidden.out_gate = T::kDbeforeGate;
-    if (p.has(T::kDdown)) dhidden.hidden = T::kHidden;
-    dhidden.activates = true;
+    gemm::end_with_gated_gradient<T>(dhidden, p.has(T::kDdown));
     links.push_back(dhidden);
   } else if (gated) {
     dhidden.out = T::kDhidden;
@@ -102,8 +95,8 @@ std::vector<Link> links_of(const MlpProblem& p, const gemm::AtOnce& at_once) {
   if (p.has(T::kDx)) {
     links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDx, .b_transposed = true});
     if (at_once.dx) {
-      links.back().a2 = T::kDbeforeGate;
-      links.back().b2 = T::kGate;
+      links.back().pair.a2 = T::kDbeforeGate;
+      links.back().pair.b2 = T::kGate;
     } else if (gated) {
       links.push_back({.name = "dx_of_gate",
                        .a = T::kDbeforeGate,
@@ -163,16 +156,16 @@ GemmProblem product_of(const MlpProblem& p, const Link& link) {
   g.activation = link.activates ? p.activation : kIdentity;
   g.bias = link.bias != T::kNone;
   g.gated = link.gate != T::kNone;
-  g.gated_gradient = link.saved_gate != T::kNone;
+  g.gated_gradient = link.pair.saved_gate != T::kNone;
   g.gradient = link.saved != T::kNone && !g.gated_gradient;
   g.preactivation = link.preactivation != T::kNone;
   g.residual = link.residual != T::kNone;
-  g.sums_two = link.a2 != T::kNone;
-  g.a_aligned = is_aligned(p, link.a) && is_aligned(p, link.a2);
-  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate) && is_aligned(p, link.b2);
+  g.sums_two = link.pair.a2 != T::kNone;
+  g.a_aligned = is_aligned(p, link.a) && is_aligned(p, link.pair.a2);
+  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate) && is_aligned(p, link.pair.b2);
   g.out_aligned = is_aligned(p, link.out);
-  for (const T t : {link.bias, link.gate_bias, link.saved, link.preactivation, link.residual, link.gate_preactivation,
-                    link.saved_gate, link.out_gate, link.hidden}) {
+  for (const T t : {link.bias, link.gate_bias, link.saved, link.preactivation, link.residual,
+                    link.pair.gate_preactivation, link.pair.saved_gate, link.pair.out_gate, link.pair.hidden}) {
     g.epilogue_aligned &= is_aligned(p, t);
   }
   g.tensor_maps = p.tensor_maps;
@@ -181,7 +174,7 @@ GemmProblem product_of(const MlpProblem& p, const Link& link) {
   };
   const bool whole_chunks = g.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
   g.out_padded = !whole_chunks;
-  for (const T t : {link.out, link.preactivation, link.gate_preactivation, link.out_gate, link.hidden}) {
+  for (const T t : {link.out, link.preactivation, link.pair.gate_preactivation, link.pair.out_gate, link.pair.hidden}) {
     g.out_padded &= has_padding(t);
   }
   return g;
@@ -223,9 +216,7 @@ Result<Chain> chain_with(const MlpProblem& p, const Device& device, const gemm::
 }
 
 Result<Chain> chain_of(const MlpProblem& p, const Device& device) {
-  const bool gated = p.has(T::kGate), backward = p.op == MlpOp::kBackward;
-  const gemm::AtOnce possible{gated && !backward && p.has(T::kBefore), gated && backward,
-                              gated && backward && p.has(T::kDx)};
+  const gemm::AtOnce possible = gemm::possible_at_once<T>(p, p.op == MlpOp::kBackward);
   return gemm::fastest_chain(possible, [&](const gemm::AtOnce& at_once) { return chain_with(p, device, at_once); });
 }
 
@@ -258,12 +249,7 @@ Status enqueue(const Chain& chain, const Device& device, const MlpArgs& given, c
     product.saved = view(link.saved);
     product.residual = view(link.residual);
     product.preactivation = view(link.preactivation);
-    product.a2 = view(link.a2);
-    product.b2 = view(link.b2);
-    product.gate_preactivation = view(link.gate_preactivation);
-    product.saved_gate = view(link.saved_gate);
-    product.out_gate = view(link.out_gate);
-    product.hidden = view(link.hidden);
+    link.pair.give(product, view);
     if (Status s = one.product->enqueue(product, launch, next, workspace + chain.scratch); !s.ok()) return s;
   }
   return {};

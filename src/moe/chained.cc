@@ -26,10 +26,8 @@ struct Link {
   T gate = T::kNone, preactivation = T::kNone, residual = T::kNone;
   bool activates = false;    // else the activation is the identity
   std::vector<T> uses = {};  // of the workspace, beside a and out
-  // With `gate`, its preactivation; or, backward through gated pairs, what is read and written beside out.
-  T gate_preactivation = T::kNone;
-  T saved = T::kNone, saved_gate = T::kNone, out_gate = T::kNone, hidden = T::kNone;
-  T a2 = T::kNone, b2 = T::kNone;  // added: their product
+  T saved = T::kNone;
+  gemm::PairTensors<T> pair = {};
 
   bool is_product() const { return a != T::kNone; }
 };
@@ -42,7 +40,7 @@ void add_first_layer(const MoeProblem& p, bool keeps, bool stores_pairs, std::ve
     up.out = T::kHidden;
     up.activates = true;
     if (keeps) up.preactivation = T::kBefore;
-    if (keeps && gated) up.gate_preactivation = T::kBeforeGate;
+    if (keeps && gated) up.pair.gate_preactivation = T::kBeforeGate;
     if (gated) up.gate = T::kGate;
     links.push_back(up);
     return;
@@ -80,12 +78,7 @@ std::vector<Link> links_of(const MoeProblem& p, const gemm::AtOnce& at_once) {
   if (gated) made.push_back(T::kDbeforeGate);
   if (p.has(T::kDdown)) made.push_back(T::kHidden);
   if (at_once.dhidden) {
-    dhidden.out = T::kDbefore;
-    dhidden.activates = true;
-    dhidden.saved = T::kBefore;
-    dhidden.saved_gate = T::kBeforeGate;
-    dhidden.out_gate = T::kDbeforeGate;
-    if (p.has(T::kDdown)) dhidden.hidden = T::kHidden;
+    gemm::end_with_gated_gradient<T>(dhidden, p.has(T::kDdown));
     dhidden.uses = made;
     links.push_back(dhidden);
   } else {
@@ -104,8 +97,8 @@ std::vector<Link> links_of(const MoeProblem& p, const gemm::AtOnce& at_once) {
   if (p.has(T::kDx)) {
     links.push_back({.name = "dx", .a = T::kDbefore, .b = T::kUp, .out = T::kDxRows, .b_transposed = true});
     if (at_once.dx) {
-      links.back().a2 = T::kDbeforeGate;
-      links.back().b2 = T::kGate;
+      links.back().pair.a2 = T::kDbeforeGate;
+      links.back().pair.b2 = T::kGate;
     } else if (gated) {
       links.push_back({.name = "dx_of_gate",
                        .a = T::kDbeforeGate,
@@ -139,13 +132,14 @@ GemmProblem product_of(const MoeProblem& p, const Link& link) {
   g.activation = link.activates ? p.activation : kIdentity;
   g.gated = link.gate != T::kNone;
   g.preactivation = link.preactivation != T::kNone;
-  g.gated_gradient = g.weighted = link.saved_gate != T::kNone;
+  g.gated_gradient = g.weighted = link.pair.saved_gate != T::kNone;
   g.residual = link.residual != T::kNone;
-  g.sums_two = link.a2 != T::kNone;
-  g.a_aligned = is_aligned(p, link.a) && is_aligned(p, link.a2);
-  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate) && is_aligned(p, link.b2);
+  g.sums_two = link.pair.a2 != T::kNone;
+  g.a_aligned = is_aligned(p, link.a) && is_aligned(p, link.pair.a2);
+  g.b_aligned = is_aligned(p, link.b) && is_aligned(p, link.gate) && is_aligned(p, link.pair.b2);
   g.out_aligned = is_aligned(p, link.out);
-  for (const T t : {link.preactivation, link.residual, link.gate_preactivation, link.saved, link.saved_gate}) {
+  for (const T t :
+       {link.preactivation, link.residual, link.pair.gate_preactivation, link.saved, link.pair.saved_gate}) {
     g.epilogue_aligned &= is_aligned(p, t);
   }
   g.tensor_maps = p.tensor_maps;
@@ -207,9 +201,7 @@ Result<Chain> chain_of(const MoeProblem& p, const Device& device) {
     return Status(TESSERA_UNSUPPORTED, format("takes up to {} experts and a top_k of {} on GPUs, not {} and {}",
                                               kMoeMostExperts, kMoeMostTopK, p.experts, p.top_k));
   }
-  const bool gated = p.has(T::kGate), backward = p.op == MoeOp::kBackward;
-  const gemm::AtOnce possible{gated && !backward && p.has(T::kBefore), gated && backward,
-                              gated && backward && p.has(T::kDx)};
+  const gemm::AtOnce possible = gemm::possible_at_once<T>(p, p.op == MoeOp::kBackward);
   return gemm::fastest_chain(possible, [&](const gemm::AtOnce& at_once) { return chain_with(p, device, at_once); });
 }
 
@@ -239,13 +231,8 @@ Status enqueue_chain(const Chain& chain, const Device& device, const MoeArgs& gi
       product.out = view(link.out);
       product.residual = view(link.residual);
       product.preactivation = view(link.preactivation);
-      product.a2 = view(link.a2);
-      product.b2 = view(link.b2);
-      product.gate_preactivation = view(link.gate_preactivation);
+      link.pair.give(product, view);
       product.saved = view(link.saved);
-      product.saved_gate = view(link.saved_gate);
-      product.out_gate = view(link.out_gate);
-      product.hidden = view(link.hidden);
       product.row_weights = args.data<float>(T::kRowWeights);
       product.row_dots = args.data<float>(T::kRowDweights);
       product.offsets = args.data<std::int32_t>(T::kOffsets);
