@@ -11,7 +11,7 @@
 #   peers      the comparison with other libraries
 #   unfused    some shapes beside SDPA's unfused computation and FlexAttention (only if named)
 #   training   whole training steps of examples/transformer_np (likewise; needs the Python package on the path)
-#   products   products, MLPs, experts, losses and norms beside PyTorch (likewise)
+#   products   products, MLPs, experts, losses and norms beside other libraries (likewise)
 #
 # Without names: all but the last three. A stage that has passed is not run again with the same OUT (remove OUT/STAGE.passed to
 # repeat it), and verify and break keep what passed with the same kernels, so a run that was stopped can go on. Everything
@@ -247,7 +247,7 @@ stage_training() {
 }
 
 stage_products() {
-  lines=40 step products 300 "$python" -m tessera.bench --suite products --json "$out/products.json"
+  lines=40 step products 470 "$python" -m tessera.bench --suite products --json "$out/products.json"
 }
 
 # What earlier runs caught with the same kernels is not run again.

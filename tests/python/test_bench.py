@@ -267,12 +267,10 @@ def test_gradients_of_a_key_head_are_summed_over_its_query_heads():
 
 def test_every_peer_has_a_name_and_missing_packages_are_skipped():
     assert set(entrants.PACKAGES) <= set(entrants.PEERS)
-    from tessera.bench.__main__ import chosen_entrants
-
-    names, missing = chosen_entrants("all")
+    names, missing = entrants.chosen_of("all", entrants.PEERS, entrants.installed)
     assert "fa2" in names and set(names) | set(missing) == set(entrants.PEERS)
     with pytest.raises(ValueError, match="nonsense"):
-        chosen_entrants("fa2,nonsense")
+        entrants.chosen_of("fa2,nonsense", entrants.PEERS, entrants.installed)
 
 
 def test_a_wrong_peer_is_named_and_left_out_of_the_best():

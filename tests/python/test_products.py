@@ -59,7 +59,8 @@ def test_what_does_not_run_is_a_row_that_says_so():
 
 def test_main_writes_what_the_filter_names(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(bench.SIZES, "cpu", TINY)
-    options = argparse.Namespace(device="cpu", dtype="fp32", filter="gmm,rotary", rounds=1, json=str(tmp_path / "p.json"))
+    options = argparse.Namespace(device="cpu", dtype="fp32", filter="gmm,rotary", rounds=1, peers=None,
+                                 json=str(tmp_path / "p.json"))
     assert bench.main(options, {}, dict) == 0
     record = json.loads((tmp_path / "p.json").read_text())
     assert [case["name"] for case in record["cases"]] == ["gmm_nll/forward/12x3", "gmm_nll/forward+backward/12x3",
@@ -84,3 +85,35 @@ def test_a_command_writes_the_table_of_the_results_into_the_page(tmp_path):
     assert page.read_text() == text
     page.write_text("No table here.")
     assert bench_main(["--table", str(results), str(page)]) == 2 and page.read_text() == "No table here."
+
+
+def test_another_library_that_fails_or_differs_is_left_out_of_its_row():
+    one = bench.Bench("cpu", torch.float32, TINY, peers=("quack", "liger"))
+
+    def fails():
+        raise ImportError("no module of that name")
+
+    def make():
+        x = torch.ones(3)
+        return {"tessera": lambda: x, "pytorch": lambda: x, "pytorch compiled": fails, "quack": fails, "liger": lambda: 1.1 * x,
+                "quack 1376": lambda: 2 * x}
+
+    case = one.measured(bench.Row("row", "us", 1, make), 1)
+    assert list(case["entrants"]) == ["tessera", "pytorch", "quack 1376"]  # others' sizes are not compared
+    assert case["left_out"]["quack"] == "ImportError: no module of that name"
+    assert case["left_out"]["liger"].startswith("differs from PyTorch's by 0.1")
+    assert "pytorch compiled" not in case["left_out"]  # which was not asked for
+    assert "quack left out, liger left out" in bench.table([case])
+
+
+def test_a_compiled_row_agrees():
+    one = bench.Bench("cpu", torch.float32, TINY, peers=("compiled",))
+    row = next(row for row in one.rows() if row.name.startswith("rms_norm+residual/backward"))
+    case = one.measured(row, 1)
+    assert "pytorch compiled" in case["entrants"], case
+
+
+def test_peers_that_do_not_exist_are_refused(capsys):
+    options = argparse.Namespace(device="cpu", dtype="fp32", filter="", rounds=1, peers="fa2", json=None)
+    assert bench.main(options, {}, dict) == 2
+    assert "--peers has 'fa2'" in capsys.readouterr().err

@@ -10,7 +10,9 @@ import platform
 import sys
 import time
 
-from . import accuracy, cells, entrants, library, measure, products, report, transformer_np
+from . import accuracy, cells, entrants, library, measure, product_peers, products, report, transformer_np
+
+DEFAULT_PEERS = "fa2,cudnn,fa3,fa4"
 
 EXAMPLES = """examples:
   python -m tessera.bench --json peers.json           against FlashAttention-2, 3 and 4 and cuDNN
@@ -37,9 +39,10 @@ def parse(arguments):
                         help=f"comma-separated list of {', '.join(cells.SUITES)} (default: %(default)s); or np: training "
                         "steps of a transformer neural process; or products: GEMM, MLPs, experts, losses and norms")
     parser.add_argument("--ops", default=",".join(report.OPS), help="comma-separated list (default: %(default)s)")
-    parser.add_argument("--peers", default="fa2,cudnn,fa3,fa4",
-                        help=f"comma-separated list of {', '.join(entrants.PEERS)}; or all, or none "
-                        "(default: %(default)s)")
+    parser.add_argument("--peers",
+                        help=f"comma-separated list of {', '.join(entrants.PEERS)}; or all, or none (default: "
+                        f"{DEFAULT_PEERS}); with --suite products, of {', '.join(product_peers.PEERS)} (default on a GPU: all "
+                        "that are installed; on a CPU: none)")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"),
                         help="default: %(default)s; fp32 is for --suite products on the CPU")
     parser.add_argument("--filter", default="", metavar="TEXT", help="run only cells whose name contains TEXT")
@@ -65,15 +68,6 @@ def fail(message, code=2):
     return code
 
 
-def chosen_entrants(text):
-    names = list(entrants.PEERS) if text == "all" else [] if text == "none" else text.split(",")
-    unknown = [n for n in names if n not in entrants.PEERS]
-    if unknown:
-        raise ValueError(f"--peers has '{unknown[0]}'; {', '.join(entrants.PEERS)}, all and none are accepted")
-    missing = [n for n in names if not entrants.installed(n)]
-    return [n for n in names if n not in missing], missing
-
-
 def chosen_cells(options):
     ops = set(options.ops.split(","))
     if not ops <= set(report.OPS):
@@ -94,7 +88,7 @@ class Run:
 
         self.torch, self.options, self.lib = torch, options, lib
         self.clock = measure.CudaClock() if options.device == "cuda" else measure.CpuClock()
-        self.names, self.missing = chosen_entrants(options.peers)
+        self.names, self.missing = entrants.chosen_of(options.peers or DEFAULT_PEERS, entrants.PEERS, entrants.installed)
         self.rows = []
 
     def make(self, name, cell, tensors):

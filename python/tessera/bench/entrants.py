@@ -222,6 +222,16 @@ PACKAGES = {"flash_attn": "flash_attn.flash_attn_interface", "fa3": "flash_attn_
             "fa4-det": "flash_attn.cute", "flashinfer": "flashinfer"}
 
 
+def chosen_of(text, known, is_installed):
+    """--peers: the names that it lists and that are installed, and the others of its list."""
+    names = list(known) if text == "all" else [] if text == "none" else text.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--peers has '{unknown[0]}'; {', '.join(known)}, all and none are accepted")
+    missing = [name for name in names if not is_installed(name)]
+    return [name for name in names if name not in missing], missing
+
+
 def installed(name):
     import importlib.util
 

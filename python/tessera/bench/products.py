@@ -1,18 +1,22 @@
-"""Products, MLPs, experts, losses, norms and rotary embedding beside PyTorch: one call of each in turn, on the same tensors.
+"""Products, MLPs, experts, losses, norms and rotary embedding beside PyTorch, torch.compile, quack-kernels and Liger: one call
+of each in turn, on the same tensors.
 
-Tessera's results are compared with PyTorch's first: of several the first, all of them for the gradients of norms and of the
-likelihood. On a CPU the shapes are smaller and nothing is flushed.
+Results are compared with PyTorch's first: of several the first, all of them for the gradients of norms and of the likelihood.
+A row in which Tessera's differs has no times; another library that fails or differs is left out of its row, with the reason. On
+a CPU the shapes are smaller and nothing is flushed. cuBLASLt, which the tuner may choose for Tessera's products, is switched off.
 """
 
 import dataclasses
 import gc
 import json
+import os
 import pathlib
 import sys
 import time
 import typing
 
-from . import measure
+from . import entrants, measure, product_peers
+from .product_peers import compiled
 
 AGREEMENT = 0.03  # relative Frobenius distance from PyTorch's result: bf16 rounds hidden rows and results to 0.4 %
 UNITS = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "GB/s": 1e9}
@@ -56,12 +60,12 @@ SIZES = {
 
 
 class Bench:
-    def __init__(self, device, dtype, sizes=None):
+    def __init__(self, device, dtype, sizes=None, peers=()):
         import tessera
         import torch
 
         self.torch, self.tessera, self.F = torch, tessera, torch.nn.functional
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.peers = device, dtype, peers
         self.sizes = sizes or SIZES[device]
         self.rate = "TFLOP/s" if device == "cuda" else "GFLOP/s"
         self.clock = measure.CudaClock() if device == "cuda" else measure.CpuClock()
@@ -81,13 +85,15 @@ class Bench:
     def trained(self, function, inputs):
         """A call of the function and of its gradients."""
         leaves = [t.detach().requires_grad_() for t in inputs]
-        self.torch.manual_seed(2)  # the same for all entrants
-        with self.torch.no_grad():
-            dout = self.torch.randn_like(function(*leaves))
+        dout = []
 
         def call():
             with self.torch.enable_grad():
-                return self.torch.autograd.grad(function(*leaves), leaves, dout)
+                out = function(*leaves)
+            if not dout:
+                self.torch.manual_seed(2)  # the same for all entrants
+                dout.append(self.torch.randn_like(out))
+            return self.torch.autograd.grad(out, leaves, dout[0])
 
         return call
 
@@ -101,7 +107,8 @@ class Bench:
 
         def make():
             x, w = self.tensor(n, n), self.weight(n, n)
-            return {"tessera": lambda: t.linear(x, w), "pytorch": lambda: F.linear(x, w)}
+            return {"tessera": lambda: t.linear(x, w), "pytorch": lambda: F.linear(x, w),
+                    "pytorch compiled": compiled(lambda: F.linear(x, w)), "quack": lambda: product_peers.quack_gemm(x, w.T)}
 
         yield Row(f"gemm/{n}x{n}x{n}", self.rate, 2 * n**3, make)
 
@@ -118,15 +125,11 @@ class Bench:
 
         def of(name, entrant, h, padded):
             x, up, down, hidden, dout = five(h, padded)
-            composed = {
-                "up": lambda: torch.mm(x, up.T),
-                "down": lambda: torch.mm(hidden, down.T),
-                "dhidden": lambda: torch.mm(dout, down),
-                "dup": lambda: torch.mm(hidden.T, x),
-                "ddown": lambda: torch.mm(dout.T, hidden),
-            }[name]
-            if entrant == "pytorch":
-                return composed
+            a, b = {"up": (x, up.T), "down": (hidden, down.T), "dhidden": (dout, down), "dup": (hidden.T, x),
+                    "ddown": (dout.T, hidden)}[name]
+            if entrant != "tessera":
+                multiply = {"pytorch": torch.mm, "compiled": compiled(torch.mm), "quack": product_peers.quack_gemm}[entrant]
+                return lambda: multiply(a, b)
             own = {
                 "up": lambda: t.gemm(x, up, padded=padded),
                 "down": lambda: t.gemm(hidden, down),
@@ -134,7 +137,7 @@ class Bench:
                 "dup": lambda: t.gemm(hidden, x, transpose_a=True, transpose_b=True),
                 "ddown": lambda: t.gemm(dout, hidden, transpose_a=True, transpose_b=True),
             }[name]
-            off = self.distance(own(), composed())
+            off = self.distance(own(), torch.mm(a, b))
             if not off <= AGREEMENT:
                 raise ValueError(f"{entrant} differs from PyTorch by {off:.3g} of its norm")
             return own
@@ -147,14 +150,20 @@ class Bench:
                     f"tessera {s.padded}": of(name, "tessera", s.padded, False),
                     "pytorch": of(name, "pytorch", s.hidden, False),
                     f"pytorch {s.padded}": of(name, "pytorch", s.padded, False),
+                    f"pytorch {s.padded} compiled": of(name, "compiled", s.padded, False),
+                    f"quack {s.padded}": of(name, "quack", s.padded, False),
                 }
 
             yield Row(f"product/{name}/{m}x{k}x{s.hidden}", self.rate, 2 * m * k * s.hidden, make, same=False)
 
     def mlps(self):
-        s, t, F = self.sizes, self.tessera, self.F
+        s, t, torch, F = self.sizes, self.tessera, self.torch, self.F
         m, k, h = s.tokens, s.width, s.hidden
-        plain = {"tessera": t.mlp, "pytorch": lambda x, up, down: F.linear(F.silu(F.linear(x, up)), down)}
+
+        def composed(x, up, down):
+            return F.linear(F.silu(F.linear(x, up)), down)
+
+        plain = {"tessera": t.mlp, "pytorch": composed, "pytorch compiled": compiled(composed), "quack": product_peers.quack_mlp}
 
         def inputs(m, k, h):
             return self.tensor(m, k), self.weight(h, k), self.weight(k, h)
@@ -177,8 +186,14 @@ class Bench:
         def gated():
             x, up, down = inputs(gm, gk, gh)
             gate = self.weight(gh, gk)
-            return {"tessera": lambda: t.mlp(x, up, down, gate),
-                    "pytorch": lambda: F.linear(F.linear(x, up) * F.silu(F.linear(x, gate)), down)}
+            both = torch.cat([gate, up])
+
+            def composed():
+                return F.linear(F.linear(x, up) * F.silu(F.linear(x, gate)), down)
+
+            return {"tessera": lambda: t.mlp(x, up, down, gate), "pytorch": composed, "pytorch compiled": compiled(composed),
+                    "quack": lambda: product_peers.quack_gated_mlp(x, both, down),
+                    "liger": lambda: product_peers.liger_gated_mlp(x, up, down, gate)}
 
         yield Row(f"gated mlp/forward/{gm}x{gk}x{gh}", self.rate, 6 * gm * gk * gh, gated)
 
@@ -194,12 +209,14 @@ class Bench:
 
         def forward():
             x, up, down = inputs()
-            return {"tessera": lambda: t.grouped_mlp(x[:, None], up, down), "pytorch": lambda: one_by_one(x, up, down)}
+            return {"tessera": lambda: t.grouped_mlp(x[:, None], up, down), "pytorch": lambda: one_by_one(x, up, down),
+                    "pytorch compiled": compiled(lambda: one_by_one(x, up, down))}
 
         def trained():
             given = inputs()
             return {"tessera": self.trained(lambda x, u, d: t.grouped_mlp(x[:, None], u, d), given),
-                    "pytorch": self.trained(one_by_one, given)}
+                    "pytorch": self.trained(one_by_one, given),
+                    "pytorch compiled": self.trained(compiled(one_by_one), given)}
 
         flop = 2 * m * g * (k * h + 3 * h)
         yield Row(f"heads/forward/{m}x{k}x{g}x{h}x3", self.rate, flop, forward)
@@ -207,9 +224,13 @@ class Bench:
 
         def with_likelihood():
             (x, up, down), target = inputs(), self.tensor(m)
+
+            def composed():
+                return self.mixture_nll(one_by_one(x, up, down), target)
+
             return {"tessera": lambda: t.mlp_gmm_nll(x, up, down, target),
                     "tessera apart": lambda: t.gmm_nll(t.grouped_mlp(x[:, None], up, down), target),
-                    "pytorch": lambda: self.mixture_nll(one_by_one(x, up, down), target)}
+                    "pytorch": composed, "pytorch compiled": compiled(composed)}
 
         yield Row(f"heads+likelihood/forward/{m}x{k}x{g}x{h}x3", self.rate, flop, with_likelihood)
 
@@ -229,16 +250,21 @@ class Bench:
             def make(gradient=gradient):
                 params, target = self.tensor(m, g, 3), self.tensor(m)
                 if not gradient:
-                    return {"tessera": lambda: t.gmm_nll(params, target), "pytorch": lambda: composed(params, target)}
+                    return {"tessera": lambda: t.gmm_nll(params, target), "pytorch": lambda: composed(params, target),
+                            "pytorch compiled": compiled(lambda: composed(params, target))}
                 leaf = params.detach().requires_grad_()
                 dout = torch.tensor(float(m), device=self.device)  # the gradients that Tessera saves are not divided by it
 
-                def trained():
-                    with torch.enable_grad():
-                        loss = composed(leaf, target)
-                        return loss, *torch.autograd.grad(loss, leaf, dout)
+                def trained(function):
+                    def call():
+                        with torch.enable_grad():
+                            loss = function(leaf, target)
+                            return loss, *torch.autograd.grad(loss, leaf, dout)
 
-                return {"tessera": lambda: torch.ops.tessera.gmm_nll(params, target, 1, True), "pytorch": trained}
+                    return call
+
+                return {"tessera": lambda: torch.ops.tessera.gmm_nll(params, target, 1, True), "pytorch": trained(composed),
+                        "pytorch compiled": trained(compiled(composed))}
 
             yield Row(f"gmm_nll/{name}/{m}x{g}", "us", 1, make, graph=True, compared=2)
 
@@ -260,7 +286,8 @@ class Bench:
                     ends = offsets[1:].contiguous()
                     if self.device == "cuda":
                         return {"tessera": lambda: t.grouped_linear(x, w, offsets),
-                                "pytorch": lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)}
+                                "pytorch": lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends),
+                                "quack": lambda: product_peers.quack_gemm(x, w.transpose(1, 2), cu_seqlens_m=offsets)}
                     sizes = offsets.diff().tolist()
                     return {"tessera": lambda: t.grouped_linear(x, w, offsets),
                             "pytorch": lambda: torch.cat([a @ b.T for a, b in zip(x.split(sizes), w)])}
@@ -276,9 +303,12 @@ class Bench:
             def layer(x, router, up, down, gate, top_k=top_k):
                 return t.moe(x, F.linear(x, router), up, down, gate, top_k=top_k)
 
-            def composed(x, router, up, down, gate, top_k=top_k, groups=groups):
+            def route(x, router, top_k=top_k):
                 scores, chosen = F.linear(x, router).float().topk(top_k, -1)
-                weights = torch.softmax(scores, -1).to(x.dtype)
+                return torch.softmax(scores, -1).to(x.dtype), chosen
+
+            def composed(x, router, up, down, gate, top_k=top_k, groups=groups):
+                weights, chosen = route(x, router)
                 order = chosen.flatten().argsort(stable=True)
                 rows = x[order // top_k]
                 counts = chosen.flatten().bincount(minlength=groups)
@@ -328,15 +358,23 @@ class Bench:
 
                 return all_of_them if backward else forward
 
-            def forward(inputs=inputs, layer=layer, composed=composed, products=products):
-                given = inputs()
-                return {"tessera": lambda: layer(*given), "tessera products": products(given, False),
-                        "pytorch": lambda: composed(*given)}
+            def liger(x, router, gate_and_up, down, route=route):
+                weights, chosen = route(x, router)
+                return product_peers.liger_experts(x, gate_and_up, down, chosen.int(), weights)
 
-            def trained(inputs=inputs, layer=layer, composed=composed, products=products):
+            def for_liger(x, router, up, down, gate):
+                return x, router, torch.cat([gate, up], 1), down
+
+            def forward(inputs=inputs, layer=layer, composed=composed, products=products, liger=liger):
+                given = inputs()
+                joined = for_liger(*given)
+                return {"tessera": lambda: layer(*given), "tessera products": products(given, False),
+                        "pytorch": lambda: composed(*given), "liger": lambda: liger(*joined)}
+
+            def trained(inputs=inputs, layer=layer, composed=composed, products=products, liger=liger):
                 given = inputs()
                 return {"tessera": self.trained(layer, given), "tessera products": products(given, True),
-                        "pytorch": self.trained(composed, given)}
+                        "pytorch": self.trained(composed, given), "liger": self.trained(liger, for_liger(*given))}
 
             flop = 6 * pairs * k * h
             shape = f"{groups} experts top-{top_k}/{tokens}x{k}x{h}"
@@ -350,8 +388,15 @@ class Bench:
         def make():
             x, w = self.tensor(m, k), self.weight(words, k)
             target = self.torch.randint(words, (m,), device=self.device)
-            return {"tessera": self.trained(lambda x, w: t.linear_cross_entropy(x, w, target), (x, w)),
-                    "pytorch": self.trained(lambda x, w: F.cross_entropy(F.linear(x, w), target), (x, w))}
+
+            def composed(x, w):
+                return F.cross_entropy(F.linear(x, w), target)
+
+            of = {"tessera": lambda x, w: t.linear_cross_entropy(x, w, target), "pytorch": composed,
+                  "pytorch compiled": compiled(composed),
+                  "quack": lambda x, w: product_peers.quack_linear_cross_entropy(x, w, target),
+                  "liger": lambda x, w: product_peers.liger_linear_cross_entropy(x, w, target)}
+            return {name: self.trained(f, (x, w)) for name, f in of.items()}
 
         yield Row(f"linear_cross_entropy/{m}x{k}x{words}", self.rate, 6 * m * k * words, make)
 
@@ -363,21 +408,34 @@ class Bench:
             "rms_norm": (False, False), "rms_norm+residual": (False, True), "layer_norm+residual": (True, True),
         }
 
-        def plain(centered, residual, x, w, b, r):
-            h = x + r if residual else x
-            return F.layer_norm(h, (columns,), w, b) if centered else F.rms_norm(h, (columns,), w, 1e-6)
+        # (x, weight, bias, residual) -> the norm; with a residual, and the sum.
+        def pytorch(centered):
+            def call(x, w, b, r):
+                h = x if r is None else x + r
+                normed = F.layer_norm(h, (columns,), w, b) if centered else F.rms_norm(h, (columns,), w, 1e-6)
+                return normed if r is None else (normed, h)
 
-        def fused(centered, residual, x, w, b, r):
+            return call
+
+        def liger_layer_norm(x, w, b, r):
+            h = x + r
+            return product_peers.liger_layer_norm(h, w, b), h
+
+        def others(centered):
+            of = {"pytorch": pytorch(centered), "pytorch compiled": compiled(pytorch(centered))}
             if centered:
-                return t.layer_norm(x, w, b, r if residual else None)
-            return t.rms_norm(x, w, r if residual else None)
+                return of | {"liger": liger_layer_norm}
+            return of | {"quack": lambda x, w, b, r: product_peers.quack_rms_norm(x, w, r),
+                         "liger": lambda x, w, b, r: product_peers.liger_rms_norm(x, w, r)}
 
         for kind, (centered, residual) in kinds.items():
             def forward(centered=centered, residual=residual):
-                x, r, w, b = self.tensor(rows, columns), self.tensor(rows, columns), self.tensor(columns), self.tensor(columns)
+                x, w, b = self.tensor(rows, columns), self.tensor(columns), self.tensor(columns)
+                r = self.tensor(rows, columns) if residual else None
                 to = torch.empty_like(x)
-                return {"tessera": lambda: fused(centered, residual, x, w, b, r),
-                        "pytorch": lambda: plain(centered, residual, x, w, b, r), "copy": lambda: to.copy_(x)}
+                own = (lambda: t.layer_norm(x, w, b, r)) if centered else (lambda: t.rms_norm(x, w, r))
+                return {"tessera": own, **{name: lambda f=f: f(x, w, b, r) for name, f in others(centered).items()},
+                        "copy": lambda: to.copy_(x)}
 
             def backward(centered=centered, residual=residual):
                 x, dout, dsum, w = (self.tensor(rows, columns), self.tensor(rows, columns), self.tensor(rows, columns),
@@ -388,17 +446,23 @@ class Bench:
                 given = dout, x, w, rstd, mean, dsum if residual else None, centered, True, centered
                 leaf, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
                 bias = torch.zeros_like(w).requires_grad_()
-                with torch.enable_grad():
-                    out = plain(centered, False, leaf, weight, bias, None)
                 leaves = (leaf, weight, bias) if centered else (leaf, weight)
                 to = torch.empty_like(x)
 
-                def composed():
-                    made = torch.autograd.grad(out, leaves, dout, retain_graph=True)
-                    return (made[0] + dsum, *made[1:]) if residual else made
+                def gradients(function):
+                    made = []  # the forward, in the first call
 
-                return {"tessera": lambda: torch.ops.tessera.norm_backward(*given), "pytorch": composed,
-                        "copy": lambda: to.copy_(x)}
+                    def call():
+                        with torch.enable_grad():
+                            if not made:
+                                made.append(function(leaf, weight, bias, torch.zeros_like(x) if residual else None))
+                            douts = (dout, dsum) if residual else dout
+                            return torch.autograd.grad(made[0], leaves, douts, retain_graph=True)
+
+                    return call
+
+                return {"tessera": lambda: torch.ops.tessera.norm_backward(*given),
+                        **{name: gradients(f) for name, f in others(centered).items()}, "copy": lambda: to.copy_(x)}
 
             yield Row(f"{kind}/forward/{rows}x{columns}", "GB/s", matrix * (4 if residual else 2), forward,
                       copied=2 * matrix)
@@ -420,7 +484,8 @@ class Bench:
                 first, second = x.chunk(2, -1)
                 return x * both[0] + torch.cat([-second, first], -1) * both[1]
 
-            return {"tessera": lambda: t.rotary(x, cos, sin), "pytorch": composed, "copy": lambda: to.copy_(x)}
+            return {"tessera": lambda: t.rotary(x, cos, sin), "pytorch": composed, "pytorch compiled": compiled(composed),
+                    "quack": lambda: product_peers.quack_rotary(x, cos, sin), "copy": lambda: to.copy_(x)}
 
         copied = 2 * tokens * heads * dims * self.dtype.itemsize
         tables = tokens * dims * self.dtype.itemsize
@@ -432,6 +497,35 @@ class Bench:
         pairs = [(one.double(), other.double()) for one, other in zip(made[:compared], expected)]
         return self.torch.stack([(one - other).norm() / other.norm() for one, other in pairs]).max().item()
 
+    def takes_part(self, entrant):
+        peer = product_peers.peer_of(entrant)
+        return peer is None or peer in self.peers
+
+    def first_call(self, row, case, name, call, expected):
+        """What is wrong with it, or None. Notes the memory that it takes beyond what is there and what it returns."""
+        torch = self.torch
+        try:
+            if self.device == "cuda":
+                call()  # what a library searches and keeps at its first call does not count
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            made = call()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+                results = [t for t in (made if isinstance(made, tuple) else (made,)) if isinstance(t, torch.Tensor)]
+                case["memory"][name] = (torch.cuda.max_memory_allocated() - before
+                                        - sum(t.untyped_storage().nbytes() for t in results))
+        except Exception as problem:
+            if product_peers.peer_of(name) is None:
+                raise
+            return first_line(problem)
+        # Other names say how the entrant differs.
+        if not row.same or name not in ("tessera", "pytorch compiled", *product_peers.PEERS):
+            return None
+        off = self.distance(made, expected, row.compared)
+        return None if off <= row.agreement else f"differs from PyTorch's by {off:.3g} of its norm"
+
     def measured(self, row, rounds):
         """One case of the record."""
         torch = self.torch
@@ -439,32 +533,37 @@ class Bench:
         if self.device == "cuda":
             torch.cuda.empty_cache()
         torch.manual_seed(1)
-        case = {"name": row.name, "unit": row.unit, "work": row.work, "copied": row.copied, "entrants": {}}
+        case = {"name": row.name, "unit": row.unit, "work": row.work, "copied": row.copied, "entrants": {}, "memory": {},
+                "left_out": {}}
         try:
             with torch.no_grad():
-                calls = row.make()
+                calls = {name: call for name, call in row.make().items() if self.takes_part(name)}
                 expected = calls["pytorch"]() if row.same else None
-                for name, call in calls.items():
-                    made = call()
-                    if row.same and name == "tessera":
-                        off = self.distance(made, expected, row.compared)
-                        if not off <= row.agreement:
-                            case["wrong"] = f"Tessera's result differs from PyTorch's by {off:.3g} of its norm"
-                            return case
-                    del made
+                for name in list(calls):
+                    wrong = self.first_call(row, case, name, calls[name], expected)
+                    if wrong and name.startswith("tessera"):
+                        case["wrong"] = f"Tessera's result {wrong}"
+                        return case
+                    if wrong:
+                        case["left_out"][name] = wrong
+                        del calls[name]
                 del expected
                 if row.graph and self.device == "cuda":
                     samples = [self.clock.graph(lambda call=call: call) for call in calls.values()]
                 else:
-                    entrants = [(lambda: None, call) for call in calls.values()]
-                    self.clock.round_robin(entrants, 1)  # warm-up
-                    samples = self.clock.round_robin(entrants, rounds)
+                    timed = [(lambda: None, call) for call in calls.values()]
+                    self.clock.round_robin(timed, 1)  # warm-up
+                    samples = self.clock.round_robin(timed, rounds)
         except Exception as problem:  # what does not fit or is not there is a row that says so
-            first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-            case["refused"] = f"{type(problem).__name__}: {first[:160]}"
+            case["refused"] = first_line(problem)
             return case
         case["entrants"] = {name: measure.summary(taken) for name, taken in zip(calls, samples)}
         return case
+
+
+def first_line(problem):
+    name = type(problem).__name__
+    return f"{name}: {(str(problem).strip().splitlines() or [name])[0][:160]}"
 
 
 def figure(case, entrant):
@@ -475,7 +574,7 @@ def figure(case, entrant):
     return case["copied" if entrant == "copy" else "work"] / seconds / UNITS[case["unit"]]
 
 
-HEADING = "| | unit | Tessera | other entrants | Tessera over the best of PyTorch |"
+HEADING = "| | unit | Tessera | other entrants | Tessera over the best of the others |"
 
 
 def table(cases):
@@ -486,8 +585,9 @@ def table(cases):
             out.append(f"| {case['name']} | {case.get('refused') or case['wrong']} | | | |")
             continue
         own, times = figure(case, "tessera"), {n: e["median_s"] for n, e in case["entrants"].items()}
-        others = ", ".join(f"{name} {figure(case, name):.0f}" for name in times if name != "tessera")
-        best = min(s for name, s in times.items() if name.startswith("pytorch"))
+        others = [f"{name} {figure(case, name):.0f}" for name in times if name != "tessera"]
+        others = ", ".join(others + [f"{name} left out" for name in case.get("left_out", {})])
+        best = min(s for name, s in times.items() if not name.startswith(("tessera", "copy")))
         out.append(f"| {case['name']} | {case['unit']} | {own:.1f} | {others} | {best / times['tessera']:.2f} |")
     return "\n".join(out)
 
@@ -504,14 +604,23 @@ def main(options, environment, state):
     """Runs the rows whose name contains one of the filter's comma-separated texts; returns an exit code."""
     import torch
 
+    try:
+        peers, missing = entrants.chosen_of(options.peers or ("all" if options.device == "cuda" else "none"), product_peers.PEERS,
+                                            product_peers.installed)
+    except ValueError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if missing:
+        print(f"not installed: {', '.join(missing)}", file=sys.stderr)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[options.dtype]
-    bench = Bench(options.device, dtype)
+    os.environ["TESSERA_NO_CUBLASLT"] = "1"
+    bench = Bench(options.device, dtype, peers=peers)
     chosen = [row for row in bench.rows() if any(part in row.name for part in options.filter.split(","))]
     if not chosen:
         print(f"error: no row has '{options.filter}' in its name", file=sys.stderr)
         return 2
     record = {"environment": environment, "suite": "products", "device": options.device, "dtype": options.dtype,
-              "gpu_before": state(), "cases": []}
+              "cublaslt": False, "peers": peers, "not_installed": missing, "gpu_before": state(), "cases": []}
     begin = time.monotonic()
     for row in chosen:
         case = bench.measured(row, options.rounds)
