@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "emulated.h"
+#include "device.h"
 // Behind it, since its headers replace those that the kernel includes.
 #include "gemm/dense_sm90.cuh"
 
@@ -23,7 +23,6 @@ float value_of(Bits16 bits) { return to_float<kType>(bits); }
 struct Matrix {
   long rows, columns, layers, stride;
   std::vector<Bits16> data;
-  emulated::Tensor tensor = {};
 
   Matrix(long rows_, long columns_, long layers_ = 1)
       : rows(rows_), columns(columns_), layers(layers_), stride((columns_ + 7) / 8 * 8 + 8) {
@@ -41,8 +40,7 @@ struct Matrix {
     return data[static_cast<std::size_t>((layer * rows + row) * stride + column)];
   }
   TensorMap map(int box_rows) {
-    tensor = {data.data(), columns, rows, layers, stride, rows * stride, box_rows};
-    return map_of(tensor);
+    return map_of({data.data(), {columns, rows, layers, 1}, {1, stride, rows * stride, 0}, {64, box_rows, 1, 1}});
   }
   GemmMatrix view() { return {data.data(), stride, 0}; }
 };
@@ -124,7 +122,12 @@ class Product {
     p.order = {(static_cast<unsigned>(p.m) + kRows - 1) / kRows, (static_cast<unsigned>(p.n) + kColumns - 1) / kColumns,
                16};
     p.work_tiles = p.order.row_tiles * p.order.column_tiles;
-    return emulated::run(shape_.ctas, gemm_sm90::kThreads, config.cluster, seed, [&p] { gemm_dense_sm90<config>(p); });
+    const emulated::Launch launch = {.grid = {shape_.ctas},
+                                     .threads = gemm_sm90::kThreads,
+                                     .cluster = config.cluster,
+                                     .shared_bytes = gemm_sm90::layout(config).bytes,
+                                     .seed = seed};
+    return emulated::run(launch, [&p] { gemm_dense_sm90<config>(p); });
   }
 
   // How many results differ from fp64 by more than rounding, or were written though they should not be.

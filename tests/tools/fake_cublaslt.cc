@@ -1,4 +1,4 @@
-// A cuBLASLt that computes on the host, for the stand-in driver (fake_driver.cc), whose memory is the host's. Column-major, bf16
+// A cuBLASLt that computes on the host, for the stand-in driver (../emulated/driver.cc), whose memory is the host's. Column-major, bf16
 // and fp32. FAKE_CUBLASLT_FAILS: products return this status.
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// One-shot calls on a GPU that give no workspace, through the shared library on the stand-in driver (fake_driver.cc),
+// One-shot calls on a GPU that give no workspace, through the shared library on the stand-in driver (../emulated/driver.cc),
 // whose memory is the host's.
 #include <gtest/gtest.h>
 

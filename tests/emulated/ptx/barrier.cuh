@@ -1,7 +1,7 @@
-// Takes the place of kernels/ptx/barrier.cuh (emulated.h).
+// Takes the place of kernels/ptx/barrier.cuh (device.h).
 #pragma once
 
-#include "emulated.h"
+#include "device.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-// Takes the place of kernels/ptx/griddepcontrol.cuh (emulated.h).
+// Takes the place of kernels/ptx/griddepcontrol.cuh (device.h).
 #pragma once
 
 namespace tessera {

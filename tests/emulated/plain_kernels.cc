@@ -1,58 +1,19 @@
-// A libcuda.so.1 for machines without a GPU: memory is the host's, kernels are known by the name of their function and
-// computed by a plain loop from their Params (kKernels; any other name computes nothing), and the clock advances by what
-// a launch is said to cost: less if it takes less shared memory. It shows that the tuner's processes, checks and times
-// go together; it says nothing about kernels.
-//
-// FAKE_CUDA_ARCH: 80 (the default), 90 or a newer one. FAKE_CUDA_BAD: wrong, fault or hang, for launches with FAKE_CUDA_BAD_SMEM
-// bytes of shared memory. FAKE_CUDA_L2: bytes of an L2 cache; a launch takes 50 us less if not as many were filled since
-// the last one.
-#include <unistd.h>
+#include "plain_kernels.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "attention/decode_config.h"
 #include "attention/forward_config.h"
 #include "attention/forward_sm90_config.h"
-#include "cuda/driver.h"
 
+namespace tessera::emulated {
 namespace {
-
-using namespace tessera;  // NOLINT(google-build-using-namespace)
-using cuda::CUdeviceptr;
-using cuda::CUresult;
-
-constexpr CUresult kFault = 700;
-
-double clock_ms = 0;
-bool faulted = false;
-std::vector<double>* capturing = nullptr;  // costs of what is captured
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-int arch() { return std::max(80, std::atoi(environment("FAKE_CUDA_ARCH").c_str())); }
-
-double cost_ms(unsigned smem) { return 0.1 + smem / 1024 * 1e-3; }
-
-int l2_bytes() { return std::atoi(environment("FAKE_CUDA_L2").c_str()); }
-bool cold = true;
-double warm_ms() { return l2_bytes() > 0 && !std::exchange(cold, false) ? 0.05 : 0; }
-
-// Of what is larger than any tensor here only the time is asked: how long it takes to move.
-bool is_moved(std::size_t bytes) {
-  clock_ms += static_cast<double>(bytes) * 1e-9;  // a TB a second
-  cold = cold || bytes >= static_cast<std::size_t>(l2_bytes());
-  return bytes < std::size_t{1} << 28;
-}
 
 float from_bf16(std::uint16_t bits) {
   const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
@@ -260,163 +221,14 @@ void attention_decode(const cuda::LaunchConfig&, const void* params) {
   }
 }
 
-struct Function {
-  const char* name;
-  void (*compute)(const cuda::LaunchConfig&, const void* params);  // null: nothing
-};
-constexpr Function kKernels[] = {{"tessera_attention_forward", attention_forward},
-                                 {"tessera_attention_forward_sm90", attention_forward_sm90},
-                                 {"tessera_attention_decode", attention_decode}};
-constexpr Function kUnknown = {"", nullptr};
-
-template <class T>
-CUresult give(T* to, T value) {
-  *to = value;
-  return cuda::kCudaSuccess;
-}
-
-CUresult fill(CUdeviceptr at, const void* word, std::size_t size, std::size_t count) {
-  for (std::size_t n = 0; n < count; ++n) std::memcpy(reinterpret_cast<char*>(at) + n * size, word, size);
-  return faulted ? kFault : cuda::kCudaSuccess;
-}
-
 }  // namespace
 
-#define FAKE extern "C" __attribute__((visibility("default"))) CUresult
+Compute plain_kernel(const char* name) {
+  const std::string_view entry = name;
+  if (entry == "tessera_attention_forward") return attention_forward;
+  if (entry == "tessera_attention_forward_sm90") return attention_forward_sm90;
+  if (entry == "tessera_attention_decode") return attention_decode;
+  return nullptr;
+}
 
-FAKE cuInit(unsigned) { return 0; }
-FAKE cuDriverGetVersion(int* version) { return give(version, 13000); }
-FAKE cuGetErrorName(CUresult, const char** name) { return give(name, "CUDA_ERROR_FAKE"); }
-FAKE cuGetErrorString(CUresult, const char** text) { return give(text, "a fault that was asked for"); }
-FAKE cuDeviceGetCount(int* count) { return give(count, 1); }
-FAKE cuDeviceGet(int* device, int) { return give(device, 0); }
-FAKE cuDeviceGetName(char* name, int size, int) {
-  std::strncpy(name, "Fake GPU", static_cast<std::size_t>(size));
-  return 0;
-}
-FAKE cuDeviceGetAttribute(int* value, int which, int) {
-  switch (which) {
-    case 16:
-      return give(value, 108);  // multiprocessors
-    case 38:
-      return give(value, l2_bytes());
-    case 39:
-      return give(value, 2048);
-    case 75:
-      return give(value, arch() / 10);
-    case 76:
-      return give(value, arch() % 10);
-    case 81:
-      return give(value, arch() >= 90 ? 228 * 1024 : 164 * 1024);
-    case 97:
-      return give(value, arch() >= 90 ? 227 * 1024 : 163 * 1024);
-    default:
-      return give(value, 0);
-  }
-}
-FAKE cuDeviceTotalMem_v2(std::size_t* bytes, int) { return give(bytes, std::size_t{1} << 33); }
-FAKE cuDevicePrimaryCtxRetain(void** context, int) { return give(context, static_cast<void*>(&clock_ms)); }
-FAKE cuCtxPushCurrent_v2(void*) { return 0; }
-FAKE cuCtxPopCurrent_v2(void**) { return 0; }
-FAKE cuCtxGetCurrent(void** context) { return give(context, static_cast<void*>(nullptr)); }
-FAKE cuModuleLoadDataEx(void** module, const void*, unsigned, int*, void**) {
-  return give(module, static_cast<void*>(&clock_ms));
-}
-FAKE cuModuleUnload(void*) { return 0; }
-FAKE cuModuleGetFunction(const void** function, void*, const char* name) {
-  for (const Function& kernel : kKernels) {
-    if (std::strcmp(name, kernel.name) == 0) return give(function, static_cast<const void*>(&kernel));
-  }
-  return give(function, static_cast<const void*>(&kUnknown));
-}
-FAKE cuFuncGetAttribute(int* value, int, void*) { return give(value, 0); }
-FAKE cuFuncSetAttribute(void*, int, int) { return 0; }
-FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function, void** params, void**) {
-  if (faulted) return kFault;
-  const double cost = cost_ms(config->dynamic_smem_bytes);
-  if (capturing != nullptr) {
-    capturing->push_back(cost);
-    return 0;
-  }
-  clock_ms += cost - warm_ms();
-  const std::string bad = environment("FAKE_CUDA_BAD_SMEM") == std::to_string(config->dynamic_smem_bytes)
-                              ? environment("FAKE_CUDA_BAD")
-                              : "";
-  if (bad == "wrong") return 0;  // O stays as it was
-  if (bad == "fault") faulted = true;
-  while (bad == "hang") sleep(1);
-  if (!faulted && function->compute != nullptr) function->compute(*config, params[0]);
-  return 0;
-}
-FAKE cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
-  *available = std::size_t{1} << 33;
-  return give(total, std::size_t{1} << 33);
-}
-FAKE cuMemAlloc_v2(CUdeviceptr* at, std::size_t bytes) {
-  return give(at, reinterpret_cast<CUdeviceptr>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)));
-}
-FAKE cuMemFree_v2(CUdeviceptr at) {
-  std::free(reinterpret_cast<void*>(at));
-  return 0;
-}
-FAKE cuMemAllocAsync(CUdeviceptr* at, std::size_t bytes, void*) { return cuMemAlloc_v2(at, bytes); }
-FAKE cuMemFreeAsync(CUdeviceptr at, void*) { return cuMemFree_v2(at); }
-FAKE cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, void*) {
-  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  return faulted ? kFault : 0;
-}
-FAKE cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, void*) {
-  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-  return faulted ? kFault : 0;
-}
-FAKE cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, void*) {
-  if (!is_moved(bytes)) return 0;
-  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-  return faulted ? kFault : 0;
-}
-FAKE cuMemsetD8Async(CUdeviceptr at, unsigned char word, std::size_t count, void*) {
-  return is_moved(count) ? fill(at, &word, 1, count) : 0;
-}
-FAKE cuMemsetD16Async(CUdeviceptr at, unsigned short word, std::size_t count, void*) {
-  return fill(at, &word, 2, count);
-}
-FAKE cuMemsetD32Async(CUdeviceptr at, unsigned word, std::size_t count, void*) { return fill(at, &word, 4, count); }
-FAKE cuStreamCreate(void** stream, unsigned) { return give(stream, static_cast<void*>(&clock_ms)); }
-FAKE cuStreamDestroy_v2(void*) { return 0; }
-FAKE cuStreamSynchronize(void*) { return faulted ? kFault : 0; }
-FAKE cuEventCreate(void** event, unsigned) { return give(event, static_cast<void*>(new double(0))); }
-FAKE cuEventDestroy_v2(void* event) {
-  delete static_cast<double*>(event);
-  return 0;
-}
-FAKE cuEventRecord(void* event, void*) { return give(static_cast<double*>(event), clock_ms); }
-FAKE cuEventSynchronize(void*) { return faulted ? kFault : 0; }
-FAKE cuEventElapsedTime(float* ms, void* begin, void* end) {
-  return give(ms, static_cast<float>(*static_cast<double*>(end) - *static_cast<double*>(begin)));
-}
-FAKE cuStreamBeginCapture_v2(void*, int) {
-  capturing = new std::vector<double>;
-  return 0;
-}
-FAKE cuStreamEndCapture(void*, void** graph) {
-  *graph = capturing;
-  capturing = nullptr;
-  return 0;
-}
-FAKE cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) { return give(exec, graph); }
-FAKE cuGraphLaunch(void* exec, void*) {
-  for (const double cost : *static_cast<std::vector<double>*>(exec)) clock_ms += cost - warm_ms();
-  return faulted ? kFault : 0;
-}
-FAKE cuGraphDestroy(void* graph) {
-  delete static_cast<std::vector<double>*>(graph);
-  return 0;
-}
-FAKE cuGraphExecDestroy(void*) { return 0; }
-FAKE cuTensorMapEncodeTiled(void* map, int, unsigned, void* address, const std::uint64_t*, const std::uint64_t* strides,
-                            const std::uint32_t*, const std::uint32_t*, int, int, int, int) {
-  auto* words = static_cast<TensorMap*>(map)->words;
-  words[0] = reinterpret_cast<std::uintptr_t>(address);
-  for (int n = 0; n < 3; ++n) words[1 + n] = strides[n];
-  return 0;
-}
+}  // namespace tessera::emulated

@@ -1,0 +1,320 @@
+// A libcuda.so.1 for machines without a GPU. Memory is the host's, and ends at a page that is not mapped. What the emulated
+// NVRTC has compiled (nvrtc.cc) runs as it is, thread by thread (emulated.h). Of other kernels a few are computed by plain
+// loops (plain_kernels.h), the rest compute nothing. The clock advances by what a launch is said to cost: less if it takes less
+// shared memory. So times show that the tuner's processes, checks and times go together; they say nothing about kernels.
+//
+// FAKE_CUDA_ARCH: 80 (the default), 75, 90 or a newer one. FAKE_CUDA_SMS: its multiprocessors. EMULATED_SEED: of the first
+// launch that is emulated; the next has the next. FAKE_CUDA_BAD: wrong, fault or hang, for launches with FAKE_CUDA_BAD_SMEM
+// bytes of shared memory. FAKE_CUDA_L2: bytes of an L2 cache; a launch takes 50 us less if not as many were filled since
+// the last one.
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/arch.h"
+#include "cuda/driver.h"
+#include "emulated.h"
+#include "plain_kernels.h"
+#include "tile/tensor_map.h"
+
+namespace {
+
+using namespace tessera;  // NOLINT(google-build-using-namespace)
+using cuda::CUdeviceptr;
+using cuda::CUresult;
+
+constexpr CUresult kInvalidValue = 1, kNoMemory = 2, kFault = 700, kEmulationFault = 719;
+
+struct Captured {
+  double cost;
+  std::function<CUresult()> run;
+};
+
+double clock_ms = 0;
+bool faulted = false;
+std::vector<Captured>* capturing = nullptr;
+const char* fault = "a fault that was asked for";
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+int number(const char* name, int otherwise) {
+  const std::string text = environment(name);
+  return text.empty() ? otherwise : std::atoi(text.c_str());
+}
+int arch() { return number("FAKE_CUDA_ARCH", 80); }
+int shared_limit() { return limits_of(portable_arch(arch(), {})).shared_memory_per_block; }
+
+double cost_ms(unsigned smem) { return 0.1 + smem / 1024 * 1e-3; }
+
+int l2_bytes() { return number("FAKE_CUDA_L2", 0); }
+bool cold = true;
+double warm_ms() { return l2_bytes() > 0 && !std::exchange(cold, false) ? 0.05 : 0; }
+
+// Of what is larger than any tensor here only the time is asked: how long it takes to move.
+bool is_moved(std::size_t bytes) {
+  clock_ms += static_cast<double>(bytes) * 1e-9;  // a TB a second
+  cold = cold || bytes >= static_cast<std::size_t>(l2_bytes());
+  return bytes < std::size_t{1} << 28;
+}
+
+// Allocations end where nothing is mapped, but for up to 15 bytes, so that an access behind one is a fault.
+class Memory {
+ public:
+  CUresult allocate(CUdeviceptr* at, std::size_t bytes) {
+    const std::size_t used = (bytes + kPage - 1) / kPage * kPage, all = used + kPage;
+    void* const mapped = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) return kNoMemory;
+    const auto begin = reinterpret_cast<CUdeviceptr>(mapped);
+    mprotect(reinterpret_cast<void*>(begin + used), kPage, PROT_NONE);
+    if (bytes <= kMostPoisoned) std::memset(mapped, 0xff, used);  // NaN
+    *at = begin + used - (bytes + 15) / 16 * 16;
+    const std::lock_guard lock(mutex_);
+    allocated_[*at] = {mapped, all};
+    return cuda::kCudaSuccess;
+  }
+  CUresult free(CUdeviceptr at) {
+    const std::lock_guard lock(mutex_);
+    const auto found = allocated_.find(at);
+    if (found == allocated_.end()) return kInvalidValue;
+    munmap(found->second.first, found->second.second);
+    allocated_.erase(found);
+    return cuda::kCudaSuccess;
+  }
+
+ private:
+  static constexpr std::size_t kPage = 4096, kMostPoisoned = std::size_t{1} << 26;
+  std::mutex mutex_;
+  std::map<CUdeviceptr, std::pair<void*, std::size_t>> allocated_;
+};
+Memory& memory() {
+  static auto* const all = new Memory;  // outlives what is freed at exit
+  return *all;
+}
+
+struct Function {
+  std::function<const char*(const cuda::LaunchConfig&, const void*)> run;  // returns what is wrong; empty: does nothing
+  unsigned captured_bytes = 0;  // of its Params, if launches that are captured compute, too
+};
+
+void* open_library(const void* image, std::size_t bytes) {
+  char path[] = "/tmp/emulated_kernel_XXXXXX";
+  const int file = mkstemp(path);
+  if (file < 0) return nullptr;
+  const bool written = write(file, image, bytes) == static_cast<ssize_t>(bytes);
+  close(file);
+  void* const library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  unlink(path);
+  return library;
+}
+
+// An image of the emulated NVRTC, or null.
+const Function* load_emulated(const void* image) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, image, sizeof header);
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_machine != EM_X86_64) return nullptr;
+  void* const library = open_library(image, header.e_shoff + std::size_t{header.e_shentsize} * header.e_shnum);
+  if (library == nullptr) return nullptr;
+  const auto kernel = reinterpret_cast<void (*)(const void*)>(dlsym(library, "emulated_kernel"));
+  const int cluster = *static_cast<const int*>(dlsym(library, "emulated_cluster"));
+  const auto run = [kernel, cluster](const cuda::LaunchConfig& c, const void* params) {
+    static auto seed = static_cast<unsigned>(number("EMULATED_SEED", 0));
+    const emulated::Launch launch = {.grid = {c.grid_x, c.grid_y, c.grid_z},
+                                     .threads = static_cast<int>(c.block_x),
+                                     .cluster = cluster,
+                                     .shared_bytes = c.dynamic_smem_bytes,
+                                     .seed = seed++};
+    return emulated::run(launch, [=] { kernel(params); });
+  };
+  return new Function{run, *static_cast<const unsigned*>(dlsym(library, "emulated_params_bytes"))};
+}
+
+CUresult run(const Function& function, const cuda::LaunchConfig& config, const void* params) {
+  const char* const wrong = function.run ? function.run(config, params) : nullptr;
+  if (wrong == nullptr) return cuda::kCudaSuccess;
+  fault = wrong;
+  return kEmulationFault;
+}
+
+template <class T>
+CUresult give(T* to, T value) {
+  *to = value;
+  return cuda::kCudaSuccess;
+}
+
+CUresult fill(CUdeviceptr at, const void* word, std::size_t size, std::size_t count) {
+  for (std::size_t n = 0; n < count; ++n) std::memcpy(reinterpret_cast<char*>(at) + n * size, word, size);
+  return faulted ? kFault : cuda::kCudaSuccess;
+}
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default"))) CUresult
+
+FAKE cuInit(unsigned) { return 0; }
+FAKE cuDriverGetVersion(int* version) { return give(version, 13000); }
+FAKE cuGetErrorName(CUresult, const char** name) { return give(name, "CUDA_ERROR_FAKE"); }
+FAKE cuGetErrorString(CUresult, const char** text) { return give(text, fault); }
+FAKE cuDeviceGetCount(int* count) { return give(count, 1); }
+FAKE cuDeviceGet(int* device, int) { return give(device, 0); }
+FAKE cuDeviceGetName(char* name, int size, int) {
+  std::strncpy(name, "Fake GPU", static_cast<std::size_t>(size));
+  return 0;
+}
+FAKE cuDeviceGetAttribute(int* value, int which, int) {
+  switch (which) {
+    case 16:
+      return give(value, number("FAKE_CUDA_SMS", 108));
+    case 38:
+      return give(value, l2_bytes());
+    case 39:
+      return give(value, 2048);
+    case 75:
+      return give(value, arch() / 10);
+    case 76:
+      return give(value, arch() % 10);
+    case 81:
+      return give(value, shared_limit() + 1024);
+    case 97:
+      return give(value, shared_limit());
+    default:
+      return give(value, 0);
+  }
+}
+FAKE cuDeviceTotalMem_v2(std::size_t* bytes, int) { return give(bytes, std::size_t{1} << 33); }
+FAKE cuDevicePrimaryCtxRetain(void** context, int) { return give(context, static_cast<void*>(&clock_ms)); }
+FAKE cuCtxPushCurrent_v2(void*) { return 0; }
+FAKE cuCtxPopCurrent_v2(void**) { return 0; }
+FAKE cuCtxGetCurrent(void** context) { return give(context, static_cast<void*>(nullptr)); }
+FAKE cuModuleLoadDataEx(const void** module, const void* image, unsigned, int*, void**) {
+  return give(module, static_cast<const void*>(load_emulated(image)));
+}
+FAKE cuModuleUnload(void*) { return 0; }
+FAKE cuModuleGetFunction(const void** function, const void* module, const char* name) {
+  if (module != nullptr) return give(function, module);
+  auto* const known = new Function;
+  if (const emulated::Compute plain = emulated::plain_kernel(name); plain != nullptr) {
+    known->run = [plain](const cuda::LaunchConfig& config, const void* params) {
+      plain(config, params);
+      return static_cast<const char*>(nullptr);
+    };
+  }
+  return give(function, static_cast<const void*>(known));
+}
+FAKE cuFuncGetAttribute(int* value, int, void*) { return give(value, 0); }
+FAKE cuFuncSetAttribute(void*, int, int) { return 0; }
+FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function, void** params, void**) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  if (faulted) return kFault;
+  if (config->dynamic_smem_bytes > static_cast<unsigned>(shared_limit())) return kInvalidValue;
+  const double cost = cost_ms(config->dynamic_smem_bytes);
+  if (capturing != nullptr) {
+    const auto* const bytes = static_cast<const char*>(params[0]);
+    const std::vector<char> kept(bytes, bytes + function->captured_bytes);
+    capturing->push_back({cost, [=, config = *config] {
+                            return kept.empty() ? cuda::kCudaSuccess : run(*function, config, kept.data());
+                          }});
+    return 0;
+  }
+  clock_ms += cost - warm_ms();
+  const std::string bad = environment("FAKE_CUDA_BAD_SMEM") == std::to_string(config->dynamic_smem_bytes)
+                              ? environment("FAKE_CUDA_BAD")
+                              : "";
+  if (bad == "wrong") return 0;  // O stays as it was
+  if (bad == "fault") faulted = true;
+  while (bad == "hang") sleep(1);
+  return faulted ? cuda::kCudaSuccess : run(*function, *config, params[0]);
+}
+FAKE cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
+  *available = std::size_t{1} << 33;
+  return give(total, std::size_t{1} << 33);
+}
+FAKE cuMemAlloc_v2(CUdeviceptr* at, std::size_t bytes) { return memory().allocate(at, bytes); }
+FAKE cuMemFree_v2(CUdeviceptr at) { return memory().free(at); }
+FAKE cuMemAllocAsync(CUdeviceptr* at, std::size_t bytes, void*) { return cuMemAlloc_v2(at, bytes); }
+FAKE cuMemFreeAsync(CUdeviceptr at, void*) { return cuMemFree_v2(at); }
+FAKE cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, void*) {
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return faulted ? kFault : 0;
+}
+FAKE cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, void*) {
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return faulted ? kFault : 0;
+}
+FAKE cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, void*) {
+  if (!is_moved(bytes)) return 0;
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return faulted ? kFault : 0;
+}
+FAKE cuMemsetD8Async(CUdeviceptr at, unsigned char word, std::size_t count, void*) {
+  return is_moved(count) ? fill(at, &word, 1, count) : 0;
+}
+FAKE cuMemsetD16Async(CUdeviceptr at, unsigned short word, std::size_t count, void*) {
+  return fill(at, &word, 2, count);
+}
+FAKE cuMemsetD32Async(CUdeviceptr at, unsigned word, std::size_t count, void*) { return fill(at, &word, 4, count); }
+FAKE cuStreamCreate(void** stream, unsigned) { return give(stream, static_cast<void*>(&clock_ms)); }
+FAKE cuStreamDestroy_v2(void*) { return 0; }
+FAKE cuStreamSynchronize(void*) { return faulted ? kFault : 0; }
+FAKE cuEventCreate(void** event, unsigned) { return give(event, static_cast<void*>(new double(0))); }
+FAKE cuEventDestroy_v2(void* event) {
+  delete static_cast<double*>(event);
+  return 0;
+}
+FAKE cuEventRecord(void* event, void*) { return give(static_cast<double*>(event), clock_ms); }
+FAKE cuEventSynchronize(void*) { return faulted ? kFault : 0; }
+FAKE cuEventElapsedTime(float* ms, void* begin, void* end) {
+  return give(ms, static_cast<float>(*static_cast<double*>(end) - *static_cast<double*>(begin)));
+}
+FAKE cuStreamBeginCapture_v2(void*, int) {
+  capturing = new std::vector<Captured>;
+  return 0;
+}
+FAKE cuStreamEndCapture(void*, void** graph) {
+  *graph = capturing;
+  capturing = nullptr;
+  return 0;
+}
+FAKE cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) { return give(exec, graph); }
+FAKE cuGraphLaunch(void* exec, void*) {
+  for (const Captured& one : *static_cast<std::vector<Captured>*>(exec)) {
+    clock_ms += one.cost - warm_ms();
+    if (const CUresult result = one.run(); result != cuda::kCudaSuccess) return result;
+  }
+  return faulted ? kFault : 0;
+}
+FAKE cuGraphDestroy(void* graph) {
+  delete static_cast<std::vector<Captured>*>(graph);
+  return 0;
+}
+FAKE cuGraphExecDestroy(void*) { return 0; }
+// As tensor_of() of ptx/tma.cuh reads it. What the real one refuses, this does, too.
+FAKE cuTensorMapEncodeTiled(void* map, int, unsigned, void* address, const std::uint64_t* extents,
+                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int, int, int,
+                            int) {
+  const auto chunks = [](auto bytes) { return bytes % 16 == 0; };
+  bool valid = chunks(reinterpret_cast<std::uintptr_t>(address));
+  for (int n = 0; n < 3; ++n) valid = valid && chunks(strides[n]) && strides[n] < std::uint64_t{1} << 40;
+  for (int n = 0; n < 4; ++n) valid = valid && extents[n] > 0 && extents[n] <= std::uint64_t{1} << 32 && box[n] <= 256;
+  if (!valid) return kInvalidValue;
+  auto* words = static_cast<TensorMap*>(map)->words;
+  words[0] = reinterpret_cast<std::uintptr_t>(address);
+  for (int n = 0; n < 3; ++n) words[1 + n] = strides[n];
+  for (int n = 0; n < 4; ++n) words[4 + n] = extents[n];
+  for (int n = 0; n < 4; ++n) words[8 + n] = box[n];
+  return 0;
+}
