@@ -5,7 +5,8 @@ catch it.
 For each mutation, a copy of kernels/ is changed, the library compiles from it (TESSERA_KERNEL_SOURCES), and the checks
 that should catch it run: verify's suites, `tessera bench --check`, a GPU test for what only many calls show, and
 `python -m tessera.bench` if this Python has a PyTorch that sees the GPU. Races that an idle GPU hides are looked for with
-late warps (delayed_sources.py), which unchanged kernels must survive. Every command also runs on an
+late warps (delayed_sources.py), which unchanged kernels must survive. On an emulated GPU (emulated_gpu.sh), whose times mean
+nothing and which shows races by itself, verify alone runs. Every command also runs on an
 unchanged copy and must pass there: a check that always fails catches nothing. The table, the output of every command
 and break_kernels.json go to OUT; a later run with the same OUT keeps what was caught with the same sources, so that a
 run that was stopped can go on.
@@ -36,6 +37,7 @@ from mutations import MUTATIONS, PEERS, Mutation
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_S = 75  # kernels that wait for each other
+EMULATED = "Fake GPU"
 
 
 class Misfit(Exception):
@@ -61,6 +63,7 @@ class Checks:
         self.out, self.scratch, self.kernels = options.out, scratch, pathlib.Path(options.kernels)
         self.cache = options.cache.resolve() if options.cache else f"{scratch}/cache"
         self.controls, self.lock = {}, threading.Lock()
+        self.emulated, self.timeout = False, TIMEOUT_S
 
     def copy(self, mutations, delayed=False):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.scratch)) / "kernels"
@@ -81,7 +84,7 @@ class Checks:
         with open(self.out / f"{name}.txt", "w") as log:
             try:
                 code = subprocess.run([str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
-                                      env=os.environ | names, timeout=TIMEOUT_S).returncode
+                                      env=os.environ | names, timeout=self.timeout).returncode
             except subprocess.TimeoutExpired:
                 return None, {}
         try:
@@ -110,7 +113,7 @@ class Checks:
             self.tessera, "verify", "--device", "cuda", "--arch-code", m.arch_code, "--suite", m.verify[0],
             "--filter", m.verify[1], "--repeat", m.repeat, "--json", record], record)
         if code is None:
-            return 1, 1, f"did not finish within {TIMEOUT_S} s"
+            return 1, 1, f"did not finish within {self.timeout} s"
         cases = found.get("cases", [])
         served = [c for c in cases if c.get("kernel") == m.kernel]
         if not served:
@@ -191,6 +194,10 @@ def race_of(m):
 def steps_of(checks, m):
     if m.gate:
         yield checks.gate, m.compile
+        return
+    if checks.emulated:
+        if m.verify:
+            yield checks.verify, (m.kernel, m.arch_code, m.verify, m.repeat)
         return
     if m.verify:
         yield checks.verify, (m.kernel, m.arch_code, m.verify, m.repeat, m.delayed)
@@ -306,6 +313,9 @@ def break_all(checks, chosen, arch, options):
                     "notes": [f"needs {m.compile[0]}, this is {arch}"]}
         else:
             folder, steps = checks.copy((m,), m.delayed), list(steps_of(checks, m))
+        if not steps:
+            return {"mutation": m.name, "kernel": m.kernel, "race": race_of(m), "caught": None,
+                    "notes": ["needs a GPU: no case of verify shows it"]}
         since = time.monotonic()
         row = checks.judge(m, folder, steps)
         row["seconds"] = round(time.monotonic() - since, 1)
@@ -391,6 +401,9 @@ def main(arguments=None):
             if not devices:
                 print("error: no GPU here; --compile needs none", file=sys.stderr)
                 return 3
+            if devices[0]["name"] == EMULATED:
+                checks.emulated, checks.timeout = True, 10 * TIMEOUT_S
+                chosen = [dataclasses.replace(m, delayed=False) for m in chosen if not m.gate]
             return break_all(checks, chosen, devices[0]["arch"], options)
         except (Misfit, delayed_sources.Misfit) as problem:
             print(f"error: {problem}", file=sys.stderr)

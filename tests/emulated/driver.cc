@@ -35,7 +35,7 @@ using namespace tessera;  // NOLINT(google-build-using-namespace)
 using cuda::CUdeviceptr;
 using cuda::CUresult;
 
-constexpr CUresult kInvalidValue = 1, kNoMemory = 2, kFault = 700, kEmulationFault = 719;
+constexpr CUresult kInvalidValue = 1, kNoMemory = 2, kInvalidImage = 200, kFault = 700, kEmulationFault = 719;
 
 struct Captured {
   double cost;
@@ -121,11 +121,8 @@ void* open_library(const void* image, std::size_t bytes) {
   return library;
 }
 
-// An image of the emulated NVRTC, or null.
-const Function* load_emulated(const void* image) {
-  Elf64_Ehdr header;
-  std::memcpy(&header, image, sizeof header);
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_machine != EM_X86_64) return nullptr;
+// An image of the emulated NVRTC is a shared library. null: it cannot be loaded.
+const Function* load_emulated(const void* image, const Elf64_Ehdr& header) {
   void* const library = open_library(image, header.e_shoff + std::size_t{header.e_shentsize} * header.e_shnum);
   if (library == nullptr) return nullptr;
   const auto kernel = reinterpret_cast<void (*)(const void*)>(dlsym(library, "emulated_kernel"));
@@ -200,7 +197,13 @@ FAKE cuCtxPushCurrent_v2(void*) { return 0; }
 FAKE cuCtxPopCurrent_v2(void**) { return 0; }
 FAKE cuCtxGetCurrent(void** context) { return give(context, static_cast<void*>(nullptr)); }
 FAKE cuModuleLoadDataEx(const void** module, const void* image, unsigned, int*, void**) {
-  return give(module, static_cast<const void*>(load_emulated(image)));
+  Elf64_Ehdr header;
+  std::memcpy(&header, image, sizeof header);
+  const bool is_emulated = std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 && header.e_machine == EM_X86_64;
+  *module = is_emulated ? load_emulated(image, header) : nullptr;
+  if (!is_emulated || *module != nullptr) return cuda::kCudaSuccess;
+  fault = "an image of the emulated NVRTC that is no shared library, or not one for this driver";
+  return kInvalidImage;
 }
 FAKE cuModuleUnload(void*) { return 0; }
 FAKE cuModuleGetFunction(const void** function, const void* module, const char* name) {
