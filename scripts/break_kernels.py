@@ -403,7 +403,7 @@ def main(arguments=None):
                 return 3
             if devices[0]["name"] == EMULATED:
                 checks.emulated, checks.timeout = True, 10 * TIMEOUT_S
-                chosen = [dataclasses.replace(m, delayed=False) for m in chosen if not m.gate]
+                chosen = [dataclasses.replace(m, delayed=False, repeat=min(m.repeat, 2)) for m in chosen if not m.gate]
             return break_all(checks, chosen, devices[0]["arch"], options)
         except (Misfit, delayed_sources.Misfit) as problem:
             print(f"error: {problem}", file=sys.stderr)

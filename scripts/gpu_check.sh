@@ -247,7 +247,7 @@ stage_training() {
 }
 
 stage_products() {
-  lines=40 step products 470 "$python" -m tessera.bench --suite products --json "$out/products.json"
+  lines=40 step products 470 "$python" -m tessera.bench --suite products --resume --json "$out/products.json"
 }
 
 # What earlier runs caught with the same kernels is not run again.

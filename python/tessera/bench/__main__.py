@@ -55,6 +55,8 @@ def parse(arguments):
                         "examples/transformer_np of the checkout")
     parser.add_argument("--json", metavar="FILE",
                         help="write all figures and samples to FILE; if stopped, attention's are in FILE.partial")
+    parser.add_argument("--resume", action="store_true",
+                        help="with --suite products: keep the rows that the file of --json has, and go on with the others")
     parser.add_argument("--compare", nargs=2, metavar="FILE",
                         help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
                         f"{report.AGREEMENT - 1:.0%}".replace("%", "%%"))
@@ -211,6 +213,8 @@ def main(arguments=None):
         return fail("PyTorch is not installed in this Python; the benchmark needs it", 3)
     if options.device == "cuda" and not torch.cuda.is_available():
         return fail("PyTorch finds no CUDA device; the benchmark needs an NVIDIA GPU", 3)
+    if options.resume and (options.suite != "products" or not options.json):
+        return fail("--resume is for --suite products with --json FILE")
     if options.rounds < 1:
         return fail(f"--rounds is {options.rounds}; 1 and more are accepted")
     if options.dtype == "fp32" and (options.suite, options.device) != ("products", "cpu"):

@@ -1,9 +1,9 @@
 """Products, MLPs, experts, losses, norms and rotary embedding beside PyTorch, torch.compile, quack-kernels and Liger: one call
 of each in turn, on the same tensors.
 
-Results are compared with PyTorch's first: of several the first, all of them for the gradients of norms and of the likelihood.
-A row in which Tessera's differs has no times; another library that fails or differs is left out of its row, with the reason. On
-a CPU the shapes are smaller and nothing is flushed. cuBLASLt, which the tuner may choose for Tessera's products, is switched off.
+Results are compared with PyTorch's of the same size first: of several results the first, all of them for the gradients of norms
+and of the likelihood. A row in which Tessera's differs has no times; another library that fails or differs is left out of its
+row, with the reason. On a CPU the shapes are smaller and nothing is flushed. cuBLASLt, which the tuner may choose for Tessera's products, is switched off.
 """
 
 import dataclasses
@@ -29,7 +29,6 @@ class Row:
     work: float
     make: typing.Callable  # -> {entrant: call}; Tessera's are called "tessera..."
     graph: bool = False  # replayed from a CUDA graph
-    same: bool = True  # all entrants compute the same
     compared: int = 1  # results, of those that there are
     agreement: float = AGREEMENT
     copied: float = 0  # bytes that the entrant "copy" reads and writes
@@ -118,43 +117,39 @@ class Bench:
         s, t, torch = self.sizes, self.tessera, self.torch
         m, k = s.tokens, s.width
 
-        def five(h, padded):
-            keep = self.padded if padded else lambda tensor: tensor
-            x, up, down, dout = self.tensor(m, k), self.weight(h, k), self.weight(k, h), self.tensor(m, k)
-            return x, keep(up), keep(down), keep(self.tensor(m, h)), dout
+        def tensors(h):
+            return self.tensor(m, k), self.weight(h, k), self.weight(k, h), self.tensor(m, h), self.tensor(m, k)
 
-        def of(name, entrant, h, padded):
-            x, up, down, hidden, dout = five(h, padded)
-            a, b = {"up": (x, up.T), "down": (hidden, down.T), "dhidden": (dout, down), "dup": (hidden.T, x),
-                    "ddown": (dout.T, hidden)}[name]
-            if entrant != "tessera":
-                multiply = {"pytorch": torch.mm, "compiled": compiled(torch.mm), "quack": product_peers.quack_gemm}[entrant]
-                return lambda: multiply(a, b)
-            own = {
+        def own(name, x, up, down, hidden, dout, padded=False):
+            if padded:
+                up, down, hidden = self.padded(up), self.padded(down), self.padded(hidden)
+            return {
                 "up": lambda: t.gemm(x, up, padded=padded),
                 "down": lambda: t.gemm(hidden, down),
                 "dhidden": lambda: t.gemm(dout, down, transpose_b=True, padded=padded),
                 "dup": lambda: t.gemm(hidden, x, transpose_a=True, transpose_b=True),
                 "ddown": lambda: t.gemm(dout, hidden, transpose_a=True, transpose_b=True),
             }[name]
-            off = self.distance(own(), torch.mm(a, b))
-            if not off <= AGREEMENT:
-                raise ValueError(f"{entrant} differs from PyTorch by {off:.3g} of its norm")
-            return own
+
+        def by(multiply, name, x, up, down, hidden, dout):
+            a, b = {"up": (x, up.T), "down": (hidden, down.T), "dhidden": (dout, down), "dup": (hidden.T, x),
+                    "ddown": (dout.T, hidden)}[name]
+            return lambda: multiply(a, b)
 
         for name in ("up", "down", "dhidden", "dup", "ddown"):
             def make(name=name):
+                given, wider = tensors(s.hidden), tensors(s.padded)
                 return {
-                    "tessera": of(name, "tessera", s.hidden, False),
-                    "tessera padded": of(name, "tessera", s.hidden, True),
-                    f"tessera {s.padded}": of(name, "tessera", s.padded, False),
-                    "pytorch": of(name, "pytorch", s.hidden, False),
-                    f"pytorch {s.padded}": of(name, "pytorch", s.padded, False),
-                    f"pytorch {s.padded} compiled": of(name, "compiled", s.padded, False),
-                    f"quack {s.padded}": of(name, "quack", s.padded, False),
+                    "tessera": own(name, *given),
+                    "tessera padded": own(name, *given, padded=True),
+                    f"tessera {s.padded}": own(name, *wider),
+                    "pytorch": by(torch.mm, name, *given),
+                    f"pytorch {s.padded}": by(torch.mm, name, *wider),
+                    f"pytorch compiled {s.padded}": by(compiled(torch.mm), name, *wider),
+                    f"quack {s.padded}": by(product_peers.quack_gemm, name, *wider),
                 }
 
-            yield Row(f"product/{name}/{m}x{k}x{s.hidden}", self.rate, 2 * m * k * s.hidden, make, same=False)
+            yield Row(f"product/{name}/{m}x{k}x{s.hidden}", self.rate, 2 * m * k * s.hidden, make)
 
     def mlps(self):
         s, t, torch, F = self.sizes, self.tessera, self.torch, self.F
@@ -307,7 +302,7 @@ class Bench:
                 scores, chosen = F.linear(x, router).float().topk(top_k, -1)
                 return torch.softmax(scores, -1).to(x.dtype), chosen
 
-            def composed(x, router, up, down, gate, top_k=top_k, groups=groups):
+            def composed(x, router, up, down, gate, top_k=top_k, groups=groups, route=route):
                 weights, chosen = route(x, router)
                 order = chosen.flatten().argsort(stable=True)
                 rows = x[order // top_k]
@@ -504,27 +499,41 @@ class Bench:
     def first_call(self, row, case, name, call, expected):
         """What is wrong with it, or None. Notes the memory that it takes beyond what is there and what it returns."""
         torch = self.torch
-        try:
-            if self.device == "cuda":
-                call()  # what a library searches and keeps at its first call does not count
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-            made = call()
-            if self.device == "cuda":
-                torch.cuda.synchronize()
-                results = [t for t in (made if isinstance(made, tuple) else (made,)) if isinstance(t, torch.Tensor)]
-                case["memory"][name] = (torch.cuda.max_memory_allocated() - before
-                                        - sum(t.untyped_storage().nbytes() for t in results))
-        except Exception as problem:
-            if product_peers.peer_of(name) is None:
-                raise
-            return first_line(problem)
-        # Other names say how the entrant differs.
-        if not row.same or name not in ("tessera", "pytorch compiled", *product_peers.PEERS):
+        if self.device == "cuda":
+            first = storages_of(torch, call())  # what a library searches and keeps at its first call does not count
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        made = call()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            new = [storage for at, storage in storages_of(torch, made).items() if at not in first]
+            case["memory"][name] = torch.cuda.max_memory_allocated() - before - sum(storage.nbytes() for storage in new)
+        if expected is None:
             return None
         off = self.distance(made, expected, row.compared)
         return None if off <= row.agreement else f"differs from PyTorch's by {off:.3g} of its norm"
+
+    def judged(self, row, case, calls):
+        """The calls whose results agree. Raises what Tessera's or PyTorch's raise; of others, the case has the reason."""
+        expected, kept = {}, {}
+        for name, call in calls.items():
+            reference = reference_of(name, calls)
+            if reference and reference not in expected:
+                expected[reference] = calls[reference]()
+            try:
+                wrong = self.first_call(row, case, name, call, expected.get(reference))
+            except Exception as problem:
+                if product_peers.peer_of(name) is None:
+                    raise
+                wrong = first_line(problem)
+            if wrong and name.startswith("tessera"):
+                case["wrong"] = f"{name}: the result {wrong}"
+            elif wrong:
+                case["left_out"][name] = wrong
+            else:
+                kept[name] = call
+        return kept
 
     def measured(self, row, rounds):
         """One case of the record."""
@@ -538,16 +547,9 @@ class Bench:
         try:
             with torch.no_grad():
                 calls = {name: call for name, call in row.make().items() if self.takes_part(name)}
-                expected = calls["pytorch"]() if row.same else None
-                for name in list(calls):
-                    wrong = self.first_call(row, case, name, calls[name], expected)
-                    if wrong and name.startswith("tessera"):
-                        case["wrong"] = f"Tessera's result {wrong}"
-                        return case
-                    if wrong:
-                        case["left_out"][name] = wrong
-                        del calls[name]
-                del expected
+                calls = self.judged(row, case, calls)
+                if "wrong" in case:
+                    return case
                 if row.graph and self.device == "cuda":
                     samples = [self.clock.graph(lambda call=call: call) for call in calls.values()]
                 else:
@@ -559,6 +561,21 @@ class Bench:
             return case
         case["entrants"] = {name: measure.summary(taken) for name, taken in zip(calls, samples)}
         return case
+
+
+def reference_of(name, calls):
+    """The entrant whose result this one's is compared with; None: nobody's. "quack 1376" computes what "pytorch 1376" does."""
+    if name in ("copy", "tessera products"):
+        return None
+    size = [word for word in name.split() if word.isdigit()]
+    reference = " ".join(["pytorch", *size])
+    return reference if reference != name and reference in calls else None
+
+
+def storages_of(torch, made):
+    """{address: storage} of its tensors."""
+    tensors = [t for t in (made if isinstance(made, tuple) else (made,)) if isinstance(t, torch.Tensor)]
+    return {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
 
 
 def first_line(problem):
@@ -600,6 +617,16 @@ def with_table(page, cases):
     return before + table(cases) + "\n\n" + rest.partition("\n\n")[2]
 
 
+def earlier_cases(options):
+    """{name: case} of what an earlier run of the same library, device and type left in the file of --json."""
+    try:
+        record = json.loads(pathlib.Path(options.json).read_text())
+    except (OSError, ValueError):
+        return {}
+    same = (record["device"], record["dtype"]) == (options.device, options.dtype)
+    return {case["name"]: case for case in record["cases"] if same and case["entrants"]}
+
+
 def main(options, environment, state):
     """Runs the rows whose name contains one of the filter's comma-separated texts; returns an exit code."""
     import torch
@@ -619,11 +646,12 @@ def main(options, environment, state):
     if not chosen:
         print(f"error: no row has '{options.filter}' in its name", file=sys.stderr)
         return 2
+    earlier = earlier_cases(options) if options.resume else {}
     record = {"environment": environment, "suite": "products", "device": options.device, "dtype": options.dtype,
               "cublaslt": False, "peers": peers, "not_installed": missing, "gpu_before": state(), "cases": []}
     begin = time.monotonic()
     for row in chosen:
-        case = bench.measured(row, options.rounds)
+        case = earlier.get(row.name) or bench.measured(row, options.rounds)
         record["cases"].append(case)
         print(f"{case['name']:<48} [{time.monotonic() - begin:.0f} s]", file=sys.stderr, flush=True)
         if options.json:  # after each row, so that a run that is cut short leaves what it has
