@@ -219,8 +219,9 @@ Result<std::vector<LtAlgorithm>> lt_algorithms(int device, const LtProduct& p, i
   const auto handle = handle_of(lt, device);
   if (!handle.ok()) return handle.status();
   Descriptions descriptions(lt);
-  // The heuristic looks at the alignment of the bias alone.
-  if (Status s = descriptions.fill(p, reinterpret_cast<const void*>(std::uintptr_t{256})); !s.ok()) return s;
+  // Of the bias, the heuristic looks at the address's alignment alone.
+  if (Status s = descriptions.fill(p, reinterpret_cast<const void*>(std::uintptr_t{p.out_alignment})); !s.ok())
+    return s;
   LtPreference preference = nullptr;
   if (const LtStatus s = lt.preference_create(&preference); s != kLtSuccess) {
     return failed("cublasLtMatmulPreferenceCreate", s);

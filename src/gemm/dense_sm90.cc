@@ -393,6 +393,7 @@ std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (device.compute != 90 || !device.specific) return "needs TMA and wgmma (sm_90a)";
   if (!p.tensor_maps) return "needs positive strides below 2^36 elements";
   if (p.k == 0) return "there is nothing to load: K is 0";
+  if (p.n > INT_MAX / 2 - 1024) return "N is below 2^30 - 1024: a tile counts words of 16 bits, of which fp32 has two";
   const bool other_epilogue = p.bias || p.residual || p.gated || p.gradient || p.preactivation;
   if (p.gated_gradient && other_epilogue) return "the gradient of a gated pair is the whole epilogue";
   if (p.gated && p.preactivation && (p.residual || p.gradient))

@@ -190,6 +190,16 @@ TEST(Api, groups_of_terms) {
   EXPECT_EQ(s.sums, (std::vector<float>{10, 14, 14, 20, 25, 30, 30, 36, 0, 0, 0, 0}));
 }
 
+TEST(Api, groups_may_end_in_more_rows_than_offsets_can_name) {
+  Groups s;
+  Gemm g = s.args();
+  g.a = g.b = {s.a.data(), kFloat32, {std::int64_t{1} << 31, 2}, {0, 1}};  // rows that are all 1, 2
+  g.a_transposed = g.b_transposed = true;
+  g.out = {s.sums.data(), kFloat32, {3, 2, 2}};
+  gemm_grouped(g);
+  EXPECT_EQ(s.sums, (std::vector<float>{2, 4, 4, 8, 1, 2, 2, 4, 0, 0, 0, 0}));
+}
+
 TEST(Api, groups_that_share_their_rows) {
   Groups s;
   Gemm g = s.args();

@@ -38,6 +38,14 @@ TEST(Choice, bf16_is_refused_where_there_is_none) {
   EXPECT_EQ(e.refusals.front().reason, "bf16 needs sm_80 or newer");
 }
 
+TEST(Choice, columns_that_hopper_s_coordinates_cannot_name_are_the_portable_kernel_s) {
+  GemmProblem p = product_of(1, (std::int64_t{1} << 30) + 64, 8);
+  p.out_dtype = DType::kFloat32;
+  const auto e = explain(p, gpu("sm_90a"));
+  ASSERT_FALSE(e.options.empty());
+  EXPECT_EQ(e.options.front().kernel, "gemm_dense");
+}
+
 // Rows that start anywhere: a tile, or a sum, has every eighth one; a weight is copied for each shift if its rows are not
 // those of the shift.
 TEST(Choice, explain_says_how_unaligned_rows_are_loaded) {

@@ -129,6 +129,16 @@ TEST_F(CublasLt, epilogues) {
   product.expect(true, false, true);
 }
 
+TEST_F(CublasLt, a_bias_that_starts_anywhere_gets_an_algorithm_for_it) {
+  Product product;
+  Gemm g = product.arguments();
+  std::vector<std::uint16_t> shifted(kN + 1);
+  std::copy(product.bias.begin(), product.bias.end(), shifted.begin() + 1);
+  g.bias = {shifted.data() + 1, kBFloat16, {kN}, {}, kGpu};
+  product.run(g);
+  product.expect(true, false, false);
+}
+
 TEST_F(CublasLt, what_it_does_not_compute_is_for_tesseras_own_kernels) {
   Product product;
   Gemm g = product.arguments();

@@ -1,5 +1,5 @@
 // A cuBLASLt that computes on the host, for the stand-in driver (../emulated/driver.cc), whose memory is the host's. Column-major, bf16
-// and fp32. FAKE_CUBLASLT_FAILS: products return this status.
+// and fp32. An algorithm takes a bias at the multiples that it was chosen for. FAKE_CUBLASLT_FAILS: products return this status.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -33,6 +33,12 @@ struct Heuristic {
   float waves;
   int reserved[4];
 };
+
+// The largest power of two that an address is a multiple of, at most 16.
+std::uint64_t alignment_of(const void* address) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(address) | 16;
+  return bits & (~bits + 1);
+}
 
 float load(const Layout& layout, const void* data, std::uint64_t at) {
   if (layout.type == kR32F) return static_cast<const float*>(data)[at];
@@ -107,13 +113,14 @@ FAKE int cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attrib
   if (attribute == 1) std::memcpy(&preference->workspace, value, sizeof preference->workspace);
   return 0;
 }
-FAKE int cublasLtMatmulAlgoGetHeuristic(void*, Description*, Layout*, Layout*, Layout*, Layout* d, Preference*,
+FAKE int cublasLtMatmulAlgoGetHeuristic(void*, Description* product, Layout*, Layout*, Layout*, Layout* d, Preference*,
                                         int count, Heuristic* results, int* returned) {
   if (d->rows == 13) return kNotSupported;
   *returned = std::min(count, 2);
   for (int i = 0; i < *returned; ++i) {
     results[i] = {};
     results[i].algorithm[0] = 77 + static_cast<std::uint64_t>(i);
+    results[i].algorithm[1] = alignment_of(product->bias);
     results[i].workspace = 512;
   }
   return 0;
@@ -124,6 +131,7 @@ FAKE int cublasLtMatmul(void*, const Description* product, const float* alpha, c
                         void*) {
   if (const char* status = std::getenv("FAKE_CUBLASLT_FAILS"); status != nullptr) return std::atoi(status);
   if (algorithm[0] != 77 || workspace == nullptr || bytes != 512) return kInvalid;
+  if (alignment_of(product->bias) < algorithm[1]) return kInvalid;
   const std::uint64_t terms = product->transposes_a != 0 ? of_a->rows : of_a->columns;
   for (std::uint64_t column = 0; column < of_d->columns; ++column) {
     for (std::uint64_t row = 0; row < of_d->rows; ++row) {

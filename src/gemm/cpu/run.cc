@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/arithmetic.h"
 #include "base/format.h"
@@ -103,7 +104,8 @@ std::size_t floats_per_thread(const GemmProblem& p) { return kFloats + kSums * (
 GroupRange range_of(const GemmArgs& args, std::int64_t group) {
   const GemmProblem& p = args.problem;
   if (args.offsets == nullptr) return {0, 0};
-  return group_range(args.offsets, static_cast<int>(group), static_cast<int>(p.grouping == kRaggedRows ? p.m : p.k));
+  const std::int64_t rows = p.grouping == kRaggedRows ? p.m : p.k, most = std::numeric_limits<int>::max();  // offset
+  return group_range(args.offsets, static_cast<int>(group), static_cast<int>(std::min(rows, most)));
 }
 
 // The product of one group, as an ungrouped one.
