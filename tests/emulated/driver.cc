@@ -1,6 +1,7 @@
 // A libcuda.so.1 for machines without a GPU. Memory is the host's, and ends at a page that is not mapped. What the emulated
-// NVRTC has compiled (nvrtc.cc) runs as it is, thread by thread (emulated.h). Of other kernels a few are computed by plain
-// loops (plain_kernels.h), the rest compute nothing. The clock advances by what a launch is said to cost: less if it takes less
+// NVRTC has compiled (nvrtc.cc) runs as it is, thread by thread (emulated.h), in order and on one stream, but each launch as late
+// as possible, so that the next one may start early (PDL). Of other kernels a few are computed by plain loops (plain_kernels.h),
+// the rest compute nothing. The clock advances by what a launch is said to cost: less if it takes less
 // shared memory. So times show that the tuner's processes, checks and times go together; they say nothing about kernels.
 //
 // FAKE_CUDA_ARCH: 80 (the default), 75, 90 or a newer one. FAKE_CUDA_SMS: its multiprocessors. EMULATED_SEED: of the first
@@ -15,9 +16,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -37,15 +37,9 @@ using cuda::CUresult;
 
 constexpr CUresult kInvalidValue = 1, kNoMemory = 2, kInvalidImage = 200, kFault = 700, kEmulationFault = 719;
 
-struct Captured {
-  double cost;
-  std::function<CUresult()> run;
-};
-
 double clock_ms = 0;
 bool faulted = false;
-std::vector<Captured>* capturing = nullptr;
-const char* fault = "a fault that was asked for";
+std::string fault = "a fault that was asked for";
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -105,10 +99,94 @@ Memory& memory() {
   return *all;
 }
 
-struct Function {
-  std::function<const char*(const cuda::LaunchConfig&, const void*)> run;  // returns what is wrong; empty: does nothing
-  unsigned captured_bytes = 0;  // of its Params, if launches that are captured compute, too
+// A kernel in an image of the emulated NVRTC.
+struct Emulated {
+  void (*kernel)(const void* params);
+  int cluster;
+  unsigned params_bytes;
 };
+
+struct Function {
+  std::string name;
+  const Emulated* emulated = nullptr;
+  emulated::Compute plain = nullptr;
+};
+
+struct alignas(64) Params {
+  char bytes[64];
+};
+
+struct Launch {
+  const Function* function;
+  cuda::LaunchConfig config;
+  bool early;  // may start before the preceding one has ended
+  std::vector<Params> params;
+
+  Launch(const Function& launched, const cuda::LaunchConfig& c, const void* from) : function(&launched), config(c) {
+    const auto* const set = c.attributes;
+    early =
+        c.attribute_count > 0 && set->id == cuda::LaunchAttribute::kProgrammaticStreamSerialization && set->pdl != 0;
+    const std::size_t bytes = launched.emulated == nullptr ? 0 : launched.emulated->params_bytes;
+    params.resize(bytes / sizeof(Params) + 1);
+    std::memcpy(params.data(), from, bytes);
+  }
+};
+
+// The last launch of a kernel that is emulated, until something needs its results.
+class Last {
+ public:
+  CUresult launch(const Launch& next) {
+    static auto seed = static_cast<unsigned>(number("EMULATED_SEED", 0));
+    const cuda::LaunchConfig& c = next.config;
+    const emulated::Launch shape = {.grid = {c.grid_x, c.grid_y, c.grid_z},
+                                    .threads = static_cast<int>(c.block_x),
+                                    .cluster = next.function->emulated->cluster,
+                                    .shared_bytes = c.dynamic_smem_bytes,
+                                    .seed = seed++};
+    auto params = next.params;
+    const auto kernel = next.function->emulated->kernel;
+    auto grid = std::make_unique<emulated::Grid>(shape, [kernel, of = params.data()] { kernel(of); });
+    if (next.early && grid_ != nullptr) grid->start_early();
+    if (const CUresult result = finish(); result != cuda::kCudaSuccess) return result;
+    grid_ = std::move(grid);
+    params_ = std::move(params);
+    name_ = next.function->name;
+    return cuda::kCudaSuccess;
+  }
+  CUresult finish() {
+    if (grid_ == nullptr) return cuda::kCudaSuccess;
+    const char* const wrong = std::exchange(grid_, nullptr)->run();
+    if (wrong == nullptr) return cuda::kCudaSuccess;
+    fault = name_ + ": " + wrong;
+    return kEmulationFault;
+  }
+
+ private:
+  std::unique_ptr<emulated::Grid> grid_;
+  std::vector<Params> params_;  // that the grid reads
+  std::string name_;
+};
+
+std::recursive_mutex one_at_a_time;
+Last& last() {
+  static auto* const launch = new Last;  // not destroyed at exit, when the kernels' libraries may be gone
+  return *launch;
+}
+CUresult settled() {
+  const std::lock_guard lock(one_at_a_time);
+  const CUresult result = last().finish();
+  return faulted ? kFault : result;
+}
+
+CUresult run(const Launch& launch) {
+  return launch.function->emulated != nullptr ? last().launch(launch) : last().finish();
+}
+
+struct Captured {
+  double cost;
+  Launch launch;
+};
+std::vector<Captured>* capturing = nullptr;
 
 void* open_library(const void* image, std::size_t bytes) {
   char path[] = "/tmp/emulated_kernel_XXXXXX";
@@ -121,29 +199,13 @@ void* open_library(const void* image, std::size_t bytes) {
   return library;
 }
 
-// An image of the emulated NVRTC is a shared library. null: it cannot be loaded.
-const Function* load_emulated(const void* image, const Elf64_Ehdr& header) {
+// null: it cannot be loaded.
+const Emulated* load_emulated(const void* image, const Elf64_Ehdr& header) {
   void* const library = open_library(image, header.e_shoff + std::size_t{header.e_shentsize} * header.e_shnum);
   if (library == nullptr) return nullptr;
-  const auto kernel = reinterpret_cast<void (*)(const void*)>(dlsym(library, "emulated_kernel"));
-  const int cluster = *static_cast<const int*>(dlsym(library, "emulated_cluster"));
-  const auto run = [kernel, cluster](const cuda::LaunchConfig& c, const void* params) {
-    static auto seed = static_cast<unsigned>(number("EMULATED_SEED", 0));
-    const emulated::Launch launch = {.grid = {c.grid_x, c.grid_y, c.grid_z},
-                                     .threads = static_cast<int>(c.block_x),
-                                     .cluster = cluster,
-                                     .shared_bytes = c.dynamic_smem_bytes,
-                                     .seed = seed++};
-    return emulated::run(launch, [=] { kernel(params); });
-  };
-  return new Function{run, *static_cast<const unsigned*>(dlsym(library, "emulated_params_bytes"))};
-}
-
-CUresult run(const Function& function, const cuda::LaunchConfig& config, const void* params) {
-  const char* const wrong = function.run ? function.run(config, params) : nullptr;
-  if (wrong == nullptr) return cuda::kCudaSuccess;
-  fault = wrong;
-  return kEmulationFault;
+  return new Emulated{reinterpret_cast<void (*)(const void*)>(dlsym(library, "emulated_kernel")),
+                      *static_cast<const int*>(dlsym(library, "emulated_cluster")),
+                      *static_cast<const unsigned*>(dlsym(library, "emulated_params_bytes"))};
 }
 
 template <class T>
@@ -153,8 +215,15 @@ CUresult give(T* to, T value) {
 }
 
 CUresult fill(CUdeviceptr at, const void* word, std::size_t size, std::size_t count) {
+  if (const CUresult result = settled(); result != cuda::kCudaSuccess) return result;
   for (std::size_t n = 0; n < count; ++n) std::memcpy(reinterpret_cast<char*>(at) + n * size, word, size);
-  return faulted ? kFault : cuda::kCudaSuccess;
+  return cuda::kCudaSuccess;
+}
+
+CUresult copy(void* to, const void* from, std::size_t bytes) {
+  if (const CUresult result = settled(); result != cuda::kCudaSuccess) return result;
+  std::memcpy(to, from, bytes);
+  return cuda::kCudaSuccess;
 }
 
 }  // namespace
@@ -164,7 +233,7 @@ CUresult fill(CUdeviceptr at, const void* word, std::size_t size, std::size_t co
 FAKE cuInit(unsigned) { return 0; }
 FAKE cuDriverGetVersion(int* version) { return give(version, 13000); }
 FAKE cuGetErrorName(CUresult, const char** name) { return give(name, "CUDA_ERROR_FAKE"); }
-FAKE cuGetErrorString(CUresult, const char** text) { return give(text, fault); }
+FAKE cuGetErrorString(CUresult, const char** text) { return give(text, fault.c_str()); }
 FAKE cuDeviceGetCount(int* count) { return give(count, 1); }
 FAKE cuDeviceGet(int* device, int) { return give(device, 0); }
 FAKE cuDeviceGetName(char* name, int size, int) {
@@ -207,30 +276,20 @@ FAKE cuModuleLoadDataEx(const void** module, const void* image, unsigned, int*, 
 }
 FAKE cuModuleUnload(void*) { return 0; }
 FAKE cuModuleGetFunction(const void** function, const void* module, const char* name) {
-  if (module != nullptr) return give(function, module);
-  auto* const known = new Function;
-  if (const emulated::Compute plain = emulated::plain_kernel(name); plain != nullptr) {
-    known->run = [plain](const cuda::LaunchConfig& config, const void* params) {
-      plain(config, params);
-      return static_cast<const char*>(nullptr);
-    };
-  }
-  return give(function, static_cast<const void*>(known));
+  const auto* const emulated = static_cast<const Emulated*>(module);
+  const auto plain = emulated == nullptr ? emulated::plain_kernel(name) : nullptr;
+  return give(function, static_cast<const void*>(new Function{name, emulated, plain}));
 }
 FAKE cuFuncGetAttribute(int* value, int, void*) { return give(value, 0); }
 FAKE cuFuncSetAttribute(void*, int, int) { return 0; }
 FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function, void** params, void**) {
-  static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   if (faulted) return kFault;
   if (config->dynamic_smem_bytes > static_cast<unsigned>(shared_limit())) return kInvalidValue;
   const double cost = cost_ms(config->dynamic_smem_bytes);
+  const Launch launch(*function, *config, params[0]);
   if (capturing != nullptr) {
-    const auto* const bytes = static_cast<const char*>(params[0]);
-    const std::vector<char> kept(bytes, bytes + function->captured_bytes);
-    capturing->push_back({cost, [=, config = *config] {
-                            return kept.empty() ? cuda::kCudaSuccess : run(*function, config, kept.data());
-                          }});
+    capturing->push_back({cost, launch});
     return 0;
   }
   clock_ms += cost - warm_ms();
@@ -240,31 +299,33 @@ FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function
   if (bad == "wrong") return 0;  // O stays as it was
   if (bad == "fault") faulted = true;
   while (bad == "hang") sleep(1);
-  return faulted ? cuda::kCudaSuccess : run(*function, *config, params[0]);
+  if (faulted) return 0;
+  const CUresult result = run(launch);
+  if (result == cuda::kCudaSuccess && function->plain != nullptr) function->plain(*config, params[0]);
+  return result;
 }
 FAKE cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
   *available = std::size_t{1} << 33;
   return give(total, std::size_t{1} << 33);
 }
 FAKE cuMemAlloc_v2(CUdeviceptr* at, std::size_t bytes) { return memory().allocate(at, bytes); }
-FAKE cuMemFree_v2(CUdeviceptr at) { return memory().free(at); }
+FAKE cuMemFree_v2(CUdeviceptr at) {
+  const CUresult result = settled(), freed = memory().free(at);
+  return result != cuda::kCudaSuccess ? result : freed;
+}
 FAKE cuMemAllocAsync(CUdeviceptr* at, std::size_t bytes, void*) { return cuMemAlloc_v2(at, bytes); }
 FAKE cuMemFreeAsync(CUdeviceptr at, void*) { return cuMemFree_v2(at); }
 FAKE cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, void*) {
-  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  return faulted ? kFault : 0;
+  return copy(reinterpret_cast<void*>(to), from, bytes);
 }
 FAKE cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, void*) {
-  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-  return faulted ? kFault : 0;
+  return copy(to, reinterpret_cast<const void*>(from), bytes);
 }
 FAKE cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, void*) {
-  if (!is_moved(bytes)) return 0;
-  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-  return faulted ? kFault : 0;
+  return is_moved(bytes) ? copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes) : settled();
 }
 FAKE cuMemsetD8Async(CUdeviceptr at, unsigned char word, std::size_t count, void*) {
-  return is_moved(count) ? fill(at, &word, 1, count) : 0;
+  return is_moved(count) ? fill(at, &word, 1, count) : settled();
 }
 FAKE cuMemsetD16Async(CUdeviceptr at, unsigned short word, std::size_t count, void*) {
   return fill(at, &word, 2, count);
@@ -272,14 +333,14 @@ FAKE cuMemsetD16Async(CUdeviceptr at, unsigned short word, std::size_t count, vo
 FAKE cuMemsetD32Async(CUdeviceptr at, unsigned word, std::size_t count, void*) { return fill(at, &word, 4, count); }
 FAKE cuStreamCreate(void** stream, unsigned) { return give(stream, static_cast<void*>(&clock_ms)); }
 FAKE cuStreamDestroy_v2(void*) { return 0; }
-FAKE cuStreamSynchronize(void*) { return faulted ? kFault : 0; }
+FAKE cuStreamSynchronize(void*) { return settled(); }
 FAKE cuEventCreate(void** event, unsigned) { return give(event, static_cast<void*>(new double(0))); }
 FAKE cuEventDestroy_v2(void* event) {
   delete static_cast<double*>(event);
   return 0;
 }
 FAKE cuEventRecord(void* event, void*) { return give(static_cast<double*>(event), clock_ms); }
-FAKE cuEventSynchronize(void*) { return faulted ? kFault : 0; }
+FAKE cuEventSynchronize(void*) { return settled(); }
 FAKE cuEventElapsedTime(float* ms, void* begin, void* end) {
   return give(ms, static_cast<float>(*static_cast<double*>(end) - *static_cast<double*>(begin)));
 }
@@ -294,9 +355,10 @@ FAKE cuStreamEndCapture(void*, void** graph) {
 }
 FAKE cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) { return give(exec, graph); }
 FAKE cuGraphLaunch(void* exec, void*) {
+  const std::lock_guard lock(one_at_a_time);
   for (const Captured& one : *static_cast<std::vector<Captured>*>(exec)) {
     clock_ms += one.cost - warm_ms();
-    if (const CUresult result = one.run(); result != cuda::kCudaSuccess) return result;
+    if (const CUresult result = run(one.launch); result != cuda::kCudaSuccess) return result;
   }
   return faulted ? kFault : 0;
 }

@@ -82,15 +82,22 @@ struct Cluster {
   long phase = 0;
 };
 
+}  // namespace
+
 struct Machine {
   Launch launch;
-  const std::function<void()>* kernel;
+  std::function<void()> kernel;
+  unsigned next = 0;  // CTA to start
+  bool preceding_has_ended = false;
   std::vector<std::unique_ptr<Cluster>> clusters;  // that run
   ucontext_t scheduler;
   std::mt19937 random;
   unsigned long progress = 0;
   const char* wrong = nullptr;
 };
+
+namespace {
+
 Machine* machine = nullptr;
 std::vector<std::unique_ptr<char[]>> stacks;  // that no fiber has
 Cluster* cluster = nullptr;                   // of the fiber that runs, as the next
@@ -119,7 +126,7 @@ void complete_if_due(Cluster& c) {
 }
 
 void fiber_main() {
-  (*machine->kernel)();
+  machine->kernel();
   for (int queue = 0; queue < kQueues; ++queue) wait(static_cast<Queue>(queue), 0);
   fiber->done = true;
   --cta->running;
@@ -359,38 +366,56 @@ class CatchesFaults {
   std::array<struct sigaction, kSignals.size()> actions_before_ = {};
 };
 
-const char* run_clusters() {
+// Until nothing happens for some rounds, or everything has ended, or something is wrong.
+void run_clusters(int most_idle) {
   Machine& own = *machine;
   const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
-  unsigned next = 0;
-  int idle = 0;
-  while (own.wrong == nullptr && (next < blocks || !own.clusters.empty())) {
-    for (; next < blocks && own.clusters.size() < static_cast<std::size_t>(own.launch.at_once);
-         next += static_cast<unsigned>(own.launch.cluster)) {
-      start_cluster(next);
+  for (int idle = 0; idle < most_idle && own.wrong == nullptr && (own.next < blocks || !own.clusters.empty());) {
+    for (; own.next < blocks && own.clusters.size() < static_cast<std::size_t>(own.launch.at_once);
+         own.next += static_cast<unsigned>(own.launch.cluster)) {
+      start_cluster(own.next);
     }
     const unsigned long before = own.progress;
     run_round();
     idle = own.progress == before ? idle + 1 : 0;
-    if (idle > 500) return deadlock();
     end_clusters();
   }
-  return own.wrong;
+  if (own.wrong == nullptr && own.preceding_has_ended && !own.clusters.empty()) own.wrong = deadlock();
+}
+
+void run_here(Machine& of, int most_idle) {
+  machine = &of;
+  gridDim = of.launch.grid;
+  blockDim = {static_cast<unsigned>(of.launch.threads), 1, 1};
+  const CatchesFaults catches;
+  if (sigsetjmp(outside_of_memory, 1) != 0) {
+    of.wrong = "an access outside of global memory";
+  } else {
+    run_clusters(most_idle);
+  }
 }
 
 }  // namespace
 
-const char* run(const Launch& launch, const std::function<void()>& kernel) {
-  Machine own;
-  own.launch = launch;
-  own.kernel = &kernel;
-  own.random.seed(launch.seed);
-  machine = &own;
-  gridDim = launch.grid;
-  blockDim = {static_cast<unsigned>(launch.threads), 1, 1};
-  const CatchesFaults catches;
-  if (sigsetjmp(outside_of_memory, 1) != 0) return "an access outside of global memory";
-  return run_clusters();
+Grid::Grid(const Launch& launch, std::function<void()> kernel) : machine_(std::make_unique<Machine>()) {
+  machine_->launch = launch;
+  machine_->kernel = std::move(kernel);
+  machine_->random.seed(launch.seed);
+}
+Grid::~Grid() = default;
+void Grid::start_early() {
+  constexpr int kMostIdle = 30;
+  run_here(*machine_, kMostIdle);
+}
+const char* Grid::run() {
+  constexpr int kMostIdle = 500;
+  machine_->preceding_has_ended = true;
+  run_here(*machine_, kMostIdle);
+  return machine_->wrong;
+}
+
+void wait_for_preceding_grid() {
+  wait_until([] { return machine->preceding_has_ended; });
 }
 
 Window shared_memory() { return {cta->shared.data(), static_cast<unsigned>(cta->shared.size())}; }

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 
 #pragma GCC visibility push(default)
 namespace tessera::emulated {
@@ -27,8 +29,23 @@ struct Launch {
   unsigned seed;
 };
 
-// Runs the kernel in each thread. Returns what is wrong: threads that wait for each other, loads that nobody waits for, ...
-const char* run(const Launch& launch, const std::function<void()>& kernel);
+// A launch that runs the kernel in each thread.
+struct Machine;
+class Grid {
+ public:
+  Grid(const Launch& launch, std::function<void()> kernel);
+  ~Grid();
+  // Starts the first CTAs, whose threads run until they wait for what the preceding grid wrote (PDL).
+  void start_early();
+  // Runs it to its end. Returns what is wrong, or null: threads that wait for each other, loads that nobody waits for, ...
+  const char* run();
+
+ private:
+  std::unique_ptr<Machine> machine_;
+};
+inline const char* run(const Launch& launch, std::function<void()> kernel) {
+  return Grid(launch, std::move(kernel)).run();
+}
 
 // What a tensor map stands for: elements of 16 bits, the contiguous axis first, in boxes whose first extent, 64, 32 or 16, is
 // that of the swizzle.
@@ -57,6 +74,7 @@ inline bool is_aligned(const void* address, unsigned bytes) {
 void wait(bool (*holds)(const void*), const void* of);
 void yield();
 void progress();  // somebody who waits may go on
+void wait_for_preceding_grid();
 void sync_warp();
 // own: words of this lane; all: of every lane, one lane after the other.
 void exchange(const unsigned* own, int words, unsigned* all);

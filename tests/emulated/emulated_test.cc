@@ -12,6 +12,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
@@ -22,12 +23,12 @@ namespace {
 constexpr int kRows = 8, kColumns = 64;  // of the box
 constexpr unsigned kBoxBytes = kRows * kColumns * 2, kFull = 4 * kBoxBytes;
 
-struct Grid {
+struct Shape {
   int threads = 64, cluster = 1, clusters = 1;
   unsigned seed = 1;
 };
 template <class Kernel>
-std::string run_kernel(const Grid& grid, const Kernel& kernel) {
+std::string run_kernel(const Shape& grid, const Kernel& kernel) {
   const Launch launch = {.grid = {static_cast<unsigned>(grid.cluster * grid.clusters)},
                          .threads = grid.threads,
                          .cluster = grid.cluster,
@@ -178,6 +179,22 @@ TEST(Emulated, a_cluster_waits_for_threads_that_run_and_its_memory_is_there_as_l
     EXPECT_EQ(said.count("an arrival at a CTA that has exited"), waits ? 0u : 1u);
     EXPECT_EQ(said == std::set<std::string>{""}, waits);
   }
+}
+
+TEST(Emulated, a_grid_that_starts_early_sees_what_the_preceding_one_wrote_after_it_has_waited) {
+  int written = 0;
+  std::vector<int> before(64), after(64);
+  Grid first({.grid = {1}, .threads = 64, .shared_bytes = 0, .seed = 1}, [&] { written = 1; });
+  Grid second({.grid = {1}, .threads = 64, .shared_bytes = 0, .seed = 2}, [&] {
+    before[threadIdx.x] = written;
+    pdl_wait_and_launch_dependents();
+    after[threadIdx.x] = written;
+  });
+  second.start_early();
+  EXPECT_EQ(first.run(), nullptr);
+  EXPECT_EQ(second.run(), nullptr);
+  EXPECT_EQ(before, std::vector<int>(64, 0));
+  EXPECT_EQ(after, std::vector<int>(64, 1));
 }
 
 }  // namespace
