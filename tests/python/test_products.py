@@ -7,10 +7,11 @@ import pathlib
 import pytest
 import torch
 
+from tessera.bench import product_rows
 from tessera.bench import products as bench
 from tessera.bench.__main__ import main as bench_main
 
-TINY = bench.Sizes(16, 24, 16, 13, 16, (8, 16, 24), (12, 3), ((10, 4, 2, 16, 24), (12, 5, 3, 16, 24)), (8, 16, 40), (6, 32), (5, 2, 16))
+TINY = product_rows.Sizes(16, 24, 16, 13, 16, (8, 16, 24), (12, 3), ((10, 4, 2, 16, 24), (12, 5, 3, 16, 24)), (8, 16, 40), (6, 32), (5, 2, 16))
 
 
 def made(dtype=torch.float32):
@@ -33,7 +34,7 @@ def test_every_gradient_is_compared():
     assert one.distance(values, values, 3) == 0
     assert one.distance((values[0], values[1], values[2] * 1.1), values, 3) == pytest.approx(0.1)
     assert one.distance((values[0], values[1] * 1.1), values) == 0
-    assert not one.distance((values[0], values[1] * float("nan"), values[2]), values, 3) <= bench.AGREEMENT
+    assert not one.distance((values[0], values[1] * float("nan"), values[2]), values, 3) <= product_rows.AGREEMENT
     rows = {row.name.split("/")[0] + "/" + row.name.split("/")[1]: row for row in one.rows()}
     assert rows["layer_norm+residual/backward"].compared == 3
     assert rows["gmm_nll/forward+backward"].compared == 2
@@ -53,7 +54,7 @@ def test_what_does_not_run_is_a_row_that_says_so():
     def fails():
         raise RuntimeError("no such thing\nmore")
 
-    case = made().measured(bench.Row("row", "us", 1, fails), 1)
+    case = made().measured(product_rows.Row("row", "us", 1, fails), 1)
     assert case["refused"] == "RuntimeError: no such thing" and "no such thing" in bench.table([case])
 
 
@@ -103,7 +104,7 @@ def test_another_library_that_fails_or_differs_is_left_out_of_its_row():
         return {"tessera": lambda: x, "pytorch": lambda: x, "pytorch compiled": fails, "quack": fails, "liger": lambda: 1.1 * x,
                 "pytorch 1376": lambda: 2 * x, "tessera 1376": lambda: 2 * x, "quack 1376": lambda: torch.ones(4)}
 
-    case = one.measured(bench.Row("row", "us", 1, make), 1)
+    case = one.measured(product_rows.Row("row", "us", 1, make), 1)
     assert list(case["entrants"]) == ["tessera", "pytorch", "pytorch 1376", "tessera 1376"]
     assert case["left_out"]["quack"] == "ImportError: no module of that name"
     assert case["left_out"]["liger"].startswith("differs from PyTorch's by 0.1")
