@@ -40,6 +40,7 @@ struct Fiber {
   bool (*holds)(const void*) = nullptr;  // what it waits for; null: nothing
   const void* of = nullptr;
   unsigned long exchanges = 0;
+  unsigned delays = 0;
   long arrived_in = -1;  // phase of the cluster's barrier
   std::array<std::vector<std::function<void()>>, kQueues> open;
   std::array<std::deque<std::vector<std::function<void()>>>, kQueues> groups;
@@ -414,6 +415,13 @@ const char* Grid::run() {
   return machine_->wrong;
 }
 
+// Other warps may overtake this one. Its lanes, which do the same, stay together: a GPU could do otherwise, and does not.
+void fall_behind() {
+  unsigned hash = machine->launch.seed * 0x9e3779b9u + ++fiber->delays * 0x85ebca6bu + threadIdx.x / 32 * 0xc2b2ae35u;
+  hash = (hash ^ hash >> 15) * 0x2c1b3c6du;
+  if ((hash >> 12) % 4 == 0) switch_to_scheduler();
+}
+
 void wait_for_preceding_grid() {
   wait_until([] { return machine->preceding_has_ended; });
 }
@@ -472,6 +480,7 @@ void named_barrier(int barrier, int threads, bool waits) {
   ++b.arrived;
   complete_if_due(b, threads);
   if (waits) wait_until([&] { return b.passed != now; });
+  fall_behind();
 }
 void sync_threads() { named_barrier(kAllThreads, cta->running, true); }
 
@@ -542,6 +551,7 @@ void commit(Queue queue) {
   fiber->groups[static_cast<std::size_t>(queue)].push_back(std::move(open));
   open.clear();
   if (one_in(2)) wait(queue, 0);
+  fall_behind();
 }
 void wait(Queue queue, int pending) {
   auto& groups = fiber->groups[static_cast<std::size_t>(queue)];

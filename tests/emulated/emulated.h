@@ -73,6 +73,7 @@ inline bool is_aligned(const void* address, unsigned bytes) {
 }
 void wait(bool (*holds)(const void*), const void* of);
 void yield();
+void fall_behind();
 void progress();  // somebody who waits may go on
 void wait_for_preceding_grid();
 void sync_warp();

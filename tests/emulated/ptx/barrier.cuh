@@ -5,7 +5,14 @@
 
 namespace tessera {
 
-inline void named_barrier_arrive(int barrier, int threads) { emulated::named_barrier(barrier, threads, false); }
-inline void named_barrier_sync(int barrier, int threads) { emulated::named_barrier(barrier, threads, true); }
+// A warp arrives as a whole.
+inline void named_barrier_arrive(int barrier, int threads) {
+  emulated::sync_warp();
+  emulated::named_barrier(barrier, threads, false);
+}
+inline void named_barrier_sync(int barrier, int threads) {
+  emulated::sync_warp();
+  emulated::named_barrier(barrier, threads, true);
+}
 
 }  // namespace tessera

@@ -16,6 +16,7 @@ inline bool mbarrier_is_complete(unsigned mbarrier, unsigned parity) {
 }
 inline void mbarrier_wait_parity(unsigned mbarrier, unsigned parity) {
   emulated::wait_until([=] { return emulated::mbarrier_has_completed(mbarrier, parity); });
+  emulated::fall_behind();
 }
 
 }  // namespace tessera

@@ -101,6 +101,7 @@ inline void wgmma_commit_group() { emulated::commit(emulated::Queue::kWgmma); }
 template <int pending>
 void wgmma_wait_group() {
   emulated::wait(emulated::Queue::kWgmma, pending);
+  emulated::sync_warp();  // it is one instruction of the warp
 }
 template <int count>
 void wgmma_fence_operand(float (&)[count]) {}
