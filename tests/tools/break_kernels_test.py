@@ -31,7 +31,7 @@ import json, os, pathlib, sys, time
 mood, kernels = os.environ["MOOD"], pathlib.Path(os.environ["KERNELS"])
 record = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
 if sys.argv[1] == "doctor":
-    record.write_text(json.dumps({"cuda": {"devices": [{"arch": "sm_90a"}]}}))
+    record.write_text(json.dumps({"cuda": {"devices": [{"arch": "sm_90a", "name": "Fake GPU" if mood == "emulated" else "a GPU"}]}}))
     sys.exit(0)
 folder = pathlib.Path(os.environ["TESSERA_KERNEL_SOURCES"])
 changed = any(f.read_text() != (kernels / f.relative_to(folder)).read_text() for f in folder.rglob("*.cuh"))
@@ -189,6 +189,10 @@ class BreakKernels(unittest.TestCase):
     def test_a_bench_that_times_a_wrong_result_catches_nothing(self):
         code, row, said = self.judged_by("times")
         self.assertEqual((code, row["caught"], row["verify"], row["bench"]), (1, False, [1, 1], [0, 1]), said)
+
+    def test_an_emulated_gpu_times_nothing(self):
+        code, row, said = self.judged_by("emulated")
+        self.assertEqual((code, row["caught"], row["verify"], "bench" in row), (0, True, [1, 1], False), said)
 
     def test_a_failure_of_another_kernel_or_of_the_compiler_catches_nothing(self):
         for mood in ("another", "uncompiled"):
