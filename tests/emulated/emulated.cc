@@ -28,22 +28,24 @@ constexpr int kAllThreads = -1;  // the barrier of __syncthreads
 
 struct Cta;
 
+// To shared memory, by a thread that has not fenced since: the async view lacks it.
 struct Written {
   Cta* to;
   unsigned address, bytes;
 };
 
+// A thread of a CTA.
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
   bool (*holds)(const void*) = nullptr;  // what it waits for; null: nothing
   const void* of = nullptr;
-  unsigned long exchanges = 0;
-  unsigned delays = 0;
-  long arrived_in = -1;  // phase of the cluster's barrier
-  std::array<std::vector<std::function<void()>>, kQueues> open;
-  std::array<std::deque<std::vector<std::function<void()>>>, kQueues> groups;
+  unsigned long exchanges = 0;                                   // between the lanes of its warp
+  unsigned delays = 0;                                           // points at which it might have fallen behind
+  long arrived_in = -1;                                          // phase of the cluster's barrier
+  std::array<std::vector<std::function<void()>>, kQueues> open;  // asynchronous work, not committed yet
+  std::array<std::deque<std::vector<std::function<void()>>>, kQueues> groups;  // committed, not done yet
   std::vector<Written> unfenced;
 };
 
@@ -54,8 +56,9 @@ struct Warp {
 };
 
 struct Mbarrier {
-  long arrivals, missing, bytes;
-  unsigned long completed;
+  long arrivals;            // that a phase expects
+  long missing, bytes;      // of this phase: arrivals and bytes still to come
+  unsigned long completed;  // phases
 };
 
 struct NamedBarrier {
@@ -131,9 +134,9 @@ void fiber_main() {
   for (int queue = 0; queue < kQueues; ++queue) wait(static_cast<Queue>(queue), 0);
   fiber->done = true;
   --cta->running;
-  complete_if_due(cta->barriers[kAllThreads],
-                  cta->running);  // __syncthreads does not wait for threads that have exited
-  --cluster->running;             // nor does the cluster's barrier
+  // Neither __syncthreads nor the cluster's barrier waits for threads that have exited.
+  complete_if_due(cta->barriers[kAllThreads], cta->running);
+  --cluster->running;
   if (fiber->arrived_in == cluster->phase) --cluster->arrived;
   complete_if_due(*cluster);
   ++machine->progress;
@@ -178,10 +181,11 @@ void complete_bytes(Mbarrier& m, unsigned bytes) {
   complete_if_due(m);
 }
 
+unsigned shared_bytes(const Cta& of) { return machine->launch.shared_bytes + of.static_bytes; }
+
 // An access that lies outside or is not aligned is moved, and reported.
 unsigned checked(const Cta& of, unsigned address, unsigned bytes) {
-  const auto size = static_cast<unsigned>(of.shared.size());
-  if (std::size_t{address} + bytes > size) {
+  if (std::size_t{address} + bytes > shared_bytes(of)) {
     report("an address beyond shared memory");
     return 0;
   }
@@ -426,8 +430,8 @@ void wait_for_preceding_grid() {
   wait_until([] { return machine->preceding_has_ended; });
 }
 
-Window shared_memory() { return {cta->shared.data(), static_cast<unsigned>(cta->shared.size())}; }
-Window async_view() { return {cta->async_view.data(), static_cast<unsigned>(cta->async_view.size())}; }
+Window shared_memory() { return {cta->shared.data(), shared_bytes(*cta)}; }
+Window async_view() { return {cta->async_view.data(), shared_bytes(*cta)}; }
 void load_shared(void* value, unsigned address, unsigned bytes) {
   std::memcpy(value, shared_of(*cta, address, bytes), bytes);
 }
@@ -444,6 +448,7 @@ void require(bool holds, const char* otherwise) {
 void* static_shared(const void* site, unsigned bytes) {
   const auto [at, is_new] = cta->statics.emplace(site, cta->static_bytes);
   if (is_new) cta->static_bytes += (bytes + 15) / 16 * 16;
+  if (cta->static_bytes > kStaticShared) report("more than 64 KB of static shared memory");
   return shared_of(*cta, machine->launch.shared_bytes + at->second, bytes);
 }
 
