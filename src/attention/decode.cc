@@ -103,6 +103,8 @@ Config first_that_fits(const Config& config, const Device& device, std::initiali
 Config with_boxes(Config config, const AttentionProblem& p, const Device& device) {
   const std::int64_t line = p.fp8_cache ? 128 : 64;
   if (!p.paged && p.dim_qk % line == 0 && p.dim_v % line == 0) return config;
+  // Whether TMA can load a contiguous cache depends on the number of its sequences.
+  if (!p.paged && p.batch_invariant) return config;
   // The producer warp leaves too few registers.
   const bool wide = config.dim_qk > 64 || config.dim_v > 64;
   if (p.fp8_cache && wide && config.ctas_per_sm > 1 && (config.append || config.row_warps > 1)) return config;
