@@ -22,7 +22,8 @@ struct LtProduct {
   bool a_transposed = false;  // A is [K, M]
   bool b_transposed = false;  // B is [K, N], else [N, K]
   std::int64_t a_stride = 0, b_stride = 0, c_stride = 0, out_stride = 0;
-  unsigned a_alignment = 16, b_alignment = 16, out_alignment = 16;  // bytes, of the rows; out: and those of C, and the bias
+  unsigned a_alignment = 16, b_alignment = 16;  // bytes, of the rows
+  unsigned out_alignment = 16;                  // of those of D and C, and of the bias
   Activation activation = Activation::kNone;
   bool bias = false;
   bool residual = false;  // C
