@@ -65,10 +65,14 @@ bool is_moved(std::size_t bytes) {
   return bytes < std::size_t{1} << 28;
 }
 
+constexpr std::size_t kMemory = std::size_t{1} << 33;
+
 // Allocations end where nothing is mapped, but for up to 15 bytes, so that an access behind one is a fault.
 class Memory {
  public:
   CUresult allocate(CUdeviceptr* at, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (bytes > kMemory - taken_) return kNoMemory;
     const std::size_t used = (bytes + kPage - 1) / kPage * kPage, all = used + kPage;
     void* const mapped = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) return kNoMemory;
@@ -76,23 +80,29 @@ class Memory {
     mprotect(reinterpret_cast<void*>(begin + used), kPage, PROT_NONE);
     if (bytes <= kMostPoisoned) std::memset(mapped, 0xff, used);  // NaN
     *at = begin + used - (bytes + 15) / 16 * 16;
-    const std::lock_guard lock(mutex_);
-    allocated_[*at] = {mapped, all};
+    allocated_[*at] = {mapped, all, bytes};
+    taken_ += bytes;
     return cuda::kCudaSuccess;
   }
   CUresult free(CUdeviceptr at) {
     const std::lock_guard lock(mutex_);
     const auto found = allocated_.find(at);
     if (found == allocated_.end()) return kInvalidValue;
-    munmap(found->second.first, found->second.second);
+    munmap(found->second.mapped, found->second.all);
+    taken_ -= found->second.bytes;
     allocated_.erase(found);
     return cuda::kCudaSuccess;
   }
 
  private:
+  struct Allocation {
+    void* mapped;
+    std::size_t all, bytes;
+  };
   static constexpr std::size_t kPage = 4096, kMostPoisoned = std::size_t{1} << 26;
   std::mutex mutex_;
-  std::map<CUdeviceptr, std::pair<void*, std::size_t>> allocated_;
+  std::map<CUdeviceptr, Allocation> allocated_;
+  std::size_t taken_ = 0;
 };
 Memory& memory() {
   static auto* const all = new Memory;  // outlives what is freed at exit
@@ -158,7 +168,8 @@ class Last {
     const char* const wrong = std::exchange(grid_, nullptr)->run();
     if (wrong == nullptr) return cuda::kCudaSuccess;
     fault = name_ + ": " + wrong;
-    return kEmulationFault;
+    faulted = wrong == emulated::kOutsideOfMemory;  // a GPU loses its context, too
+    return faulted ? kFault : kEmulationFault;
   }
 
  private:
@@ -260,7 +271,7 @@ FAKE cuDeviceGetAttribute(int* value, int which, int) {
       return give(value, 0);
   }
 }
-FAKE cuDeviceTotalMem_v2(std::size_t* bytes, int) { return give(bytes, std::size_t{1} << 33); }
+FAKE cuDeviceTotalMem_v2(std::size_t* bytes, int) { return give(bytes, kMemory); }
 FAKE cuDevicePrimaryCtxRetain(void** context, int) { return give(context, static_cast<void*>(&clock_ms)); }
 FAKE cuCtxPushCurrent_v2(void*) { return 0; }
 FAKE cuCtxPopCurrent_v2(void**) { return 0; }
@@ -285,7 +296,9 @@ FAKE cuFuncSetAttribute(void*, int, int) { return 0; }
 FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function, void** params, void**) {
   const std::lock_guard lock(one_at_a_time);
   if (faulted) return kFault;
-  if (config->dynamic_smem_bytes > static_cast<unsigned>(shared_limit())) return kInvalidValue;
+  const bool fits = config->grid_y <= 65535 && config->grid_z <= 65535 && config->block_x <= 1024 &&
+                    config->dynamic_smem_bytes <= static_cast<unsigned>(shared_limit());
+  if (!fits) return kInvalidValue;
   const double cost = cost_ms(config->dynamic_smem_bytes);
   const Launch launch(*function, *config, params[0]);
   if (capturing != nullptr) {
@@ -305,10 +318,10 @@ FAKE cuLaunchKernelEx(const cuda::LaunchConfig* config, const Function* function
   return result;
 }
 FAKE cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
-  *available = std::size_t{1} << 33;
-  return give(total, std::size_t{1} << 33);
+  *available = kMemory;
+  return give(total, kMemory);
 }
-FAKE cuMemAlloc_v2(CUdeviceptr* at, std::size_t bytes) { return memory().allocate(at, bytes); }
+FAKE cuMemAlloc_v2(CUdeviceptr* at, std::size_t bytes) { return faulted ? kFault : memory().allocate(at, bytes); }
 FAKE cuMemFree_v2(CUdeviceptr at) {
   const CUresult result = settled(), freed = memory().free(at);
   return result != cuda::kCudaSuccess ? result : freed;

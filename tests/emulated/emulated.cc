@@ -394,7 +394,7 @@ void run_here(Machine& of, int most_idle) {
   blockDim = {static_cast<unsigned>(of.launch.threads), 1, 1};
   const CatchesFaults catches;
   if (sigsetjmp(outside_of_memory, 1) != 0) {
-    of.wrong = "an access outside of global memory";
+    of.wrong = kOutsideOfMemory;
   } else {
     run_clusters(most_idle);
   }

@@ -31,6 +31,7 @@ struct Launch {
 
 // A launch that runs the kernel in each thread.
 struct Machine;
+constexpr const char* kOutsideOfMemory = "an access outside of global memory";
 class Grid {
  public:
   Grid(const Launch& launch, std::function<void()> kernel);
