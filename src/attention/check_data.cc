@@ -127,7 +127,8 @@ bool strides_allow_tensor_maps(const AttentionArgs& a) {
   };
   const AttentionProblem& p = a.problem;
   const std::int64_t batch_q = p.varlen ? 1 : p.batch, rows_q = p.varlen ? p.total_q : p.seq_q;
-  if (!allows(a.q, batch_q, rows_q, p.heads_q)) return false;
+  // Batch-invariant decode has maps of k and v alone, and a q that the batch shares must not change its kernel.
+  if (!p.batch_invariant && !allows(a.q, batch_q, rows_q, p.heads_q)) return false;
   if (p.op == AttentionOp::kDecode) {
     const std::int64_t batch_k = p.paged ? p.num_pages : p.cache_rows, rows_k = p.paged ? p.page_size : p.seq_k;
     for (const TensorView* view : {&a.k, &a.v}) {

@@ -65,8 +65,7 @@ Status check_flags(const tessera_attention& in, AttentionProblem& p) {
     return invalid("flags has TESSERA_ROTARY_INTERLEAVED, but rotary_cos is null");
   }
   if (p.batch_invariant && p.op != AttentionOp::kDecode) {
-    return invalid(
-        format("flags has TESSERA_BATCH_INVARIANT, which is for decode; {} is batch invariant anyway", name_of(p.op)));
+    return invalid(format("flags has TESSERA_BATCH_INVARIANT, which is for decode, not for {}", name_of(p.op)));
   }
   return {};
 }

@@ -123,7 +123,7 @@ bool AttentionFamily::covers(const Problem& planned, const Problem& given) {
   Problem asked = given;
   if (planned.varlen && asked.varlen && asked.seq_q <= planned.seq_q && asked.seq_k <= planned.seq_k) {
     asked.seq_q = planned.seq_q;
-    asked.seq_k = planned.seq_k;
+    if (asked.op != AttentionOp::kDecode) asked.seq_k = planned.seq_k;  // decode's is what the cache holds
   }
   // A kernel that does not need a property takes tensors with and without it.
   if (!planned.vectors) asked.vectors = false;

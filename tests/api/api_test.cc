@@ -111,6 +111,48 @@ TEST(Plan, packed_sequences_may_be_shorter_than_planned_but_not_longer) {
   tessera_plan_destroy(plan);
 }
 
+TEST(Plan, for_packed_queries_of_a_cache_is_refused_a_smaller_cache) {
+  std::vector<float> q(2 * 2 * 16, 1), keys(2 * 64 * 2 * 16, 1), out(q.size());
+  std::vector<std::int32_t> rows{0, 1, 2};
+  const auto call = [&](std::int64_t capacity) {
+    const Tensor cache(keys.data(), kFloat32, {2, capacity, 2, 16});
+    return Attention{.q = {q.data(), kFloat32, {2, 2, 16}},
+                     .k = cache,
+                     .v = cache,
+                     .out = {out.data(), kFloat32, {2, 2, 16}},
+                     .cu_seqlens_q = {rows.data(), kInt32, {3}}};
+  };
+  const Plan plan(TESSERA_ATTENTION_DECODE, call(64));
+  std::vector<std::byte> workspace(plan.workspace());
+  plan.run(call(64), workspace.data(), workspace.size());
+  try {
+    plan.run(call(32), workspace.data(), workspace.size());
+    ADD_FAILURE() << "keys behind the cache are read";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), TESSERA_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(e.what()).find("Sk is 32, not 64"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Explain, a_query_that_a_batch_shares_has_the_batch_invariant_config_of_one) {
+  alignas(16) std::uint16_t values[16] = {};
+  const tessera_device gpu{TESSERA_CUDA, 0};
+  const auto config = [&](std::int64_t batch) {
+    const Tensor cache(values, kBFloat16, {8, 16, 2, 64}, {}, gpu);
+    const std::string text = explain(TESSERA_ATTENTION_DECODE,
+                                     {.q = {values, kBFloat16, {batch, 1, 2, 64}, {0, 128, 64, 1}, gpu},
+                                      .k = cache,
+                                      .v = cache,
+                                      .out = {values, kBFloat16, {batch, 1, 2, 64}, {}, gpu},
+                                      .page_table = {values, kInt32, {batch, 4}, {}, gpu},
+                                      .batch_invariant = true},
+                                     "sm_90a");
+    return text.substr(text.find('{'), text.find('}') - text.find('{'));
+  };
+  EXPECT_EQ(config(1), config(3));
+  EXPECT_NE(config(1).find("box_rows"), std::string::npos) << config(1);
+}
+
 TEST(Plan, shorter_packed_sequences_stay_within_the_planned_workspace) {
   // One KV head on two threads: the backward cuts the keys into stretches, and how many depends on the length.
   constexpr std::int64_t kRows = 2304, kDim = 8;
