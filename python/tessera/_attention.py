@@ -80,6 +80,7 @@ def _options(
         ("scale", scale, "number"),
         ("softcap", softcap, "number"),
         ("attention_chunk", attention_chunk, "number"),
+        ("window", window, "pair of numbers"),
     ):
         if isinstance(value, torch.Tensor):
             raise Error(f"{name} is a torch.Tensor; a {wanted} is expected")
@@ -111,6 +112,16 @@ def _options(
             left, right = (-1 if side is None else side for side in window)
         except (TypeError, ValueError):
             raise Error(f"window is {window!r}; (left, right) is accepted, None or -1 for no bound") from None
+    for name, value in (
+        ("left side of window", left),
+        ("right side of window", right),
+        ("max_seqlen_q", max_seqlen_q),
+        ("max_seqlen_k", max_seqlen_k),
+        ("attention_chunk", attention_chunk),
+    ):
+        # Options are cached, and 9.0 would be found as 9, and 9 as 9.0.
+        if value is not None and not isinstance(value, int) and not hasattr(value, "__index__"):
+            raise Error(f"{name} is {value!r}; an integer is accepted")
     if scale is None:
         scale = 0.0
     elif scale == 0:

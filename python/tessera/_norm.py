@@ -174,6 +174,8 @@ def rotary(x, cos=None, sin=None, *, positions=None, interleaved=False, inverse=
     dims i and i + R / 2, or, if interleaved, 2 i and 2 i + 1. inverse: by the negative angle.
     """
     expect_tensors(x=x, cos=cos, sin=sin, positions=positions)
+    if x.dim() != 4:
+        raise Error(f"x has {x.dim()} dims; 4 are accepted, [B, S, H, D]")
     if (cos is None) != (sin is None):
         raise Error("cos and sin are given together")
     if positions is not None and (positions.is_floating_point() or positions.dtype == torch.bool):

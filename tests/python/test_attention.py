@@ -389,6 +389,7 @@ BAD = [
     (dict(causal="left"), "causal is 'left'; True, 'top_left', 'bottom_right'"),
     (dict(causal=torch.tensor(True)), "causal is a torch.Tensor; a bool is expected"),
     (dict(window=(torch.tensor(3), 0)), "window has a torch.Tensor in it"),
+    (dict(window=torch.tensor([3, 0])), "window is a torch.Tensor"),
     (dict(alignment="left"), "alignment is 'left'"),
     (dict(causal="top_left", alignment="bottom_right"), "give one of them"),
     (dict(window=3), "window is 3"),
@@ -424,6 +425,15 @@ def test_invalid_arguments_raise_one_exception_type_with_a_message(change, messa
         tessera.attention(call.pop("q"), call.pop("k"), call.pop("v"), **call)
     assert caught.value.status in ("invalid_argument", "unsupported")
     assert caught.value.__context__ is None or caught.value.__suppress_context__  # one traceback, not two
+
+
+def test_a_call_that_was_refused_does_not_change_a_later_one():
+    q = torch.randn(1, 21, 1, 8)
+    for wrong, right in ((dict(window=(19.0, 0)), dict(window=(19, 0))), (dict(attention_chunk=19.0), dict(attention_chunk=19))):
+        for call in (tessera.attention, tessera.decode):
+            with pytest.raises(tessera.Error, match="an integer is accepted"):
+                call(q, q, q, causal=True, **wrong)
+            call(q, q, q, causal=True, **right)
 
 
 def test_an_alignment_that_is_missing_is_named_as_it_is_given():

@@ -100,6 +100,11 @@ def test_rotary_is_close_to_fp64_and_its_gradient_turns_back(interleaved, width)
     torch.testing.assert_close(dx, x, rtol=1e-5, atol=1e-5)
 
 
+def test_rotary_of_other_than_four_dims_is_refused():
+    with pytest.raises(tessera.Error, match="x has 1 dims"):
+        tessera.rotary(torch.randn(8))
+
+
 def test_rotary_takes_positions_with_and_without_tables():
     x = torch.randn(2, 3, 1, 8)
     positions = torch.tensor([[0, 1, 2], [5, 6, 7]])
