@@ -45,13 +45,19 @@ def register(name=NAME):
 
 
 # ---- Masks ----
-# Transformers asks for a mask once per forward pass and passes it to every layer. Ours is None if causal (or no mask)
-# is all there is. Otherwise it is int32 and linear in the length: [B, 1, 2, max(Sq, Sk)] for a causal pass, the sequence
-# that each key (row 0) and each query (row 1) belongs to, -1 for padding and for the unused part of a static cache;
-# [B, 1, 1, Sk] if every query sees all keys that are not padding; [1, 2, 1, B] for decode, the keys in use of each
-# sequence and how many of these are padding on the left; or, in a graph, [1, 1, 3, 1], which says whether a causal pass
-# is packed: its value is not known while tracing. A mask's shape does not depend on how many keys are in use, so that a
-# compiled model with a static cache is compiled once.
+# Transformers asks for a mask once per forward pass and passes it to every layer. Ours is int32 and linear in the length:
+#   [B, 1, 2, max(Sq, Sk)]  causal: the sequence that each key (row 0) and each query (row 1) belongs to, -1 for padding and
+#                           for the unused part of a static cache
+#   [B, 1, 1, Sk]           every query sees all keys that are not padding
+#   [1, 2, 1, B]            decode: the keys in use of each sequence and how many of these are padding on the left
+#   [1, 1, 3, 1]            in a graph, causal: whether the pass is packed, which is not known while tracing
+#   [1, 1, 4, 1]            causal, and nothing else: of this one and the next, only the shape says something
+#   [1, 1, 5, 1]            every query sees every key
+# A mask's shape does not depend on how many keys are in use, so that a compiled model with a static cache is compiled once.
+# What the model's mask says counts, since layers may say nothing or something else; only in a graph, where the mask function
+# cannot be inspected, a sliding window is the one that the layer asks for.
+
+_PACKED_OR_NOT, _CAUSAL, _ALL = 3, 4, 5
 
 
 def segments(
@@ -67,18 +73,34 @@ def segments(
     **kwargs,
 ):
     """The mask of one forward pass, from the arguments of transformers' create_*_mask functions."""
-    if use_vmap or not _is_supported(mask_function, kwargs.get("config")):
+    if attention_mask is not None:
+        device = attention_mask.device
+    causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* pass that
+    mask = _segments(
+        batch_size, kv_length, q_length, q_offset, kv_offset, mask_function, attention_mask, device, use_vmap, causal,
+        kwargs.get("config"),
+    )  # fmt: skip
+    if mask is None:
+        mask = torch.empty((1, 1, _CAUSAL if causal else _ALL, 1), dtype=torch.int32, device=device)
+    if not is_compiling():
+        mask._tessera_window = _window_of(mask_function)
+    return mask
+
+
+def _segments(
+    batch_size, kv_length, q_length, q_offset, kv_offset, mask_function, attention_mask, device, use_vmap, causal, config
+):
+    """The mask, or None if causal, or seeing everything, is all there is, but for a window."""
+    if use_vmap or not _is_supported(mask_function, config):
         raise Error(
             "the model has a mask pattern of its own (chunks, blocks or a custom mask function); tessera supports "
             "causal, bidirectional and sliding-window masks, padding and packed sequences",
             "unsupported",
         )
-    causal = "allow_is_bidirectional_skip" not in kwargs  # only create_bidirectional_mask* pass that
     first = q_offset - kv_offset if kv_offset else q_offset  # where query 0 stands among the keys
     static = isinstance(first, torch.Tensor)
     padded = None
     if attention_mask is not None:
-        device = attention_mask.device
         padded = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
     few = causal and q_length <= _MOST_DECODE_ROWS and not torch.is_grad_enabled()
     if few and static:  # before anything that depends on the length, which would change the mask's shape
@@ -168,6 +190,22 @@ def _is_supported(mask_function, config):
     )
 
 
+def _window_of(mask_function):
+    """(left, right) of the sliding windows that a supported mask function has, -1 for no bound; None if it has none."""
+    if mask_function is None:
+        return None
+    name = mask_function.__qualname__.split(".")[0]
+    first = [cell.cell_contents for cell in mask_function.__closure__ or ()][:1]
+    if name == "sliding_window_overlay":
+        return first[0] - 1, -1
+    if name == "sliding_window_bidirectional_overlay":
+        return first[0], first[0]
+    windows = [window for window in map(_window_of, first[0] if name == "and_masks" else ()) if window is not None]
+    if not windows:
+        return None
+    return tuple(min((side for side in sides if side >= 0), default=-1) for sides in zip(*windows))
+
+
 def _packed(mask_function, batch, rows, device):
     """The mask if position ids restart within a row; else None.
 
@@ -194,10 +232,13 @@ def _mask(*rows):
     return torch.stack(padded, dim=1).int()[:, None]
 
 
-def _sequences(mask, rows, keys):
+def _sequences(mask, rows, keys, windowed):
     """int32 [B, Sq] and [B, Sk]: the sequence of each query and key."""
     of_keys = mask[:, 0, 0, :keys]
-    return (mask[:, 0, 1, :rows] if mask.shape[2] == 2 else of_keys.new_zeros(of_keys.shape[0], rows)), of_keys
+    if mask.shape[2] == 2:
+        return mask[:, 0, 1, :rows], of_keys
+    # Padding counts as queries if they see every key; a window's queries must be as far from each other as their keys.
+    return of_keys if windowed and rows == keys else of_keys.new_zeros(of_keys.shape[0], rows), of_keys
 
 
 def _has_holes(ids):
@@ -209,8 +250,8 @@ def _has_holes(ids):
 class _Packing:
     """How the rows of a padded batch move into packed sequences and back, computed once per mask."""
 
-    def __init__(self, mask, rows, keys):
-        queries, keys = _sequences(mask, rows, keys)
+    def __init__(self, mask, rows, keys, windowed):
+        queries, keys = _sequences(mask, rows, keys, windowed)
         self.prefix = None
         if bool((queries == 0).all()):
             lengths = (keys == 0).sum(1)
@@ -238,6 +279,8 @@ def _packed_rows(t, rows):
 
 
 # ---- The layers' attention ----
+
+_CHANGE_RESULTS = ("block_indices", "indices", "block_mask", "alibi", "attn_bias")  # arguments of some models' layers
 
 
 def forward(
@@ -270,6 +313,7 @@ def forward(
         ("position_bias", position_bias is not None),
         ("cache", cache is not None),
         ("output_attentions", bool(kwargs.get("output_attentions"))),
+        *((name, kwargs.get(name) is not None) for name in _CHANGE_RESULTS),
     ):
         if given:
             raise Error(f"{name} is given; tessera does not support it", "unsupported")
@@ -280,17 +324,19 @@ def forward(
         half = getattr(module.config, "dtype", None)
         if half in (torch.float16, torch.bfloat16):
             q, k, v = q.to(half), k.to(half), v.to(half)
-    decodes = False
+    decodes = plain = False
     if attention_mask is not None:
-        if attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] > 3:
+        if attention_mask.dtype != torch.int32 or attention_mask.dim() != 4 or attention_mask.shape[2] > _ALL:
             raise Error(
                 f"attention_mask is {list(attention_mask.shape)} of {attention_mask.dtype}; a 2-D padding mask is "
                 "supported, a mask of query and key is not",
                 "unsupported",
             )
         decodes = attention_mask.shape[1] == 2
-        causal = decodes or attention_mask.shape[2] > 1
+        causal = decodes or 1 < attention_mask.shape[2] < _ALL
+        plain = attention_mask.shape[2] >= _PACKED_OR_NOT
     else:
+        plain = True
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     masks = dict(
         causal="bottom_right" if causal else None,
@@ -299,9 +345,12 @@ def forward(
         scale=scaling,
         return_lse=s_aux is not None,
     )
-    if sliding_window is not None and sliding_window > 0:
-        # In transformers, a causal window includes the query itself; a bidirectional one does not.
-        masks["window"] = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
+    if not is_compiling() and hasattr(attention_mask, "_tessera_window"):
+        window = attention_mask._tessera_window
+    else:  # in transformers, the window of a layer includes the query itself
+        window = (sliding_window - 1,) * 2 if sliding_window is not None and sliding_window > 0 else None
+    if window is not None:
+        masks["window"] = (window[0], 0) if causal else window
 
     if decodes:
         used, leftpad = attention_mask[0, 0, 0], attention_mask[0, 1, 0]
@@ -314,8 +363,8 @@ def forward(
             max_seqlen_q=max_length_q, max_seqlen_k=max_length_k, **masks,
         )  # fmt: skip
         out = _with_sinks(out, s_aux)[None]
-    elif attention_mask is None or attention_mask.shape[2] == 3:
-        if attention_mask is not None:
+    elif plain:
+        if attention_mask is not None and attention_mask.shape[2] == _PACKED_OR_NOT:
             _assert_unpacked((attention_mask == 0).all())
         few = q.shape[1] <= _MOST_DECODE_ROWS
         if few and not want_gradients(q, k, v):
@@ -358,8 +407,9 @@ def _assert(condition, message):
 
 def _masked(q, k, v, mask, masks, sinks):
     known = getattr(mask, "_tessera_packing", None)
-    if known is None or known[0] != (q.shape[1], k.shape[1]):
-        known = ((q.shape[1], k.shape[1]), _Packing(mask, q.shape[1], k.shape[1]))
+    shape = (q.shape[1], k.shape[1], "window" in masks)
+    if known is None or known[0] != shape:
+        known = (shape, _Packing(mask, *shape))
         mask._tessera_packing = known  # for the next layers
     packing = known[1]
     if packing.prefix is not None:
@@ -378,7 +428,7 @@ def _masked(q, k, v, mask, masks, sinks):
 
 def _masked_in_a_graph(q, k, v, mask, masks, sinks):
     """The same with shapes that do not depend on the mask's values: real rows are sorted to the front."""
-    queries, keys = _sequences(mask, q.shape[1], k.shape[1])
+    queries, keys = _sequences(mask, q.shape[1], k.shape[1], "window" in masks)
     if "window" in masks:
         _assert(~_has_holes(keys), f"tessera: {_HOLES}")
     real_q, real_k = queries >= 0, keys >= 0

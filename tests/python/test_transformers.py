@@ -88,6 +88,48 @@ def assert_same(got, want, tolerance=2e-4):
     assert got[1].keys() == want[1].keys()
 
 
+def make(name, kind="ForCausalLM", **options):
+    sizes = SMALL | dict(num_attention_heads=4, initializer_range=0.3, pad_token_id=0) | options
+    config = getattr(transformers, name + "Config")(**sizes)
+    return getattr(transformers, name + kind)(config)
+
+
+# Models that say what is seen in the mask alone, or in the mask and elsewhere in other words.
+MASKS = {
+    "a window that layers do not pass on": lambda: make(
+        "Qwen2Moe", num_key_value_heads=2, use_sliding_window=True, sliding_window=8, max_window_layers=2, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+    ),
+    "a window on both sides": lambda: make("ModernBert", "ForMaskedLM", local_attention=8, global_attn_every_n_layers=2),
+    "a causal model whose layers do not say so": lambda: make(
+        "BigBirdPegasus", d_model=64, decoder_layers=2, decoder_ffn_dim=96, decoder_attention_heads=4, init_std=0.3
+    ),
+    "a model that sees everything, whose layers do not say so": lambda: make("Splinter", "Model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("what", MASKS)
+def test_what_the_mask_says_counts(what, padded):
+    torch.manual_seed(1)
+    model, ids = MASKS[what]().eval(), tokens(length=24)
+    mask = padding(length=24, side="right") if padded else torch.ones_like(ids)
+    results = {}
+    with torch.no_grad():
+        for implementation in ("eager", "tessera"):
+            model.set_attn_implementation(implementation)
+            results[implementation] = model(ids, attention_mask=mask)[0][mask.bool()]
+    difference = (results["tessera"] - results["eager"]).abs().max()
+    assert difference <= 2e-4 * results["eager"].abs().max()
+
+
+@pytest.mark.parametrize("name", ["block_indices", "indices"])
+def test_arguments_that_choose_keys_are_refused(name):
+    q = torch.randn(1, 2, 8, 16)
+    with pytest.raises(tessera.Error, match=f"{name} is given"):
+        tessera.transformers.forward(torch.nn.Module(), q, q, q, None, **{name: torch.zeros(1, 2, 8, 4)})
+
+
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_logits_and_gradients_match_eager(model, side):
     ids = tokens()
