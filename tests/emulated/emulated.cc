@@ -42,7 +42,7 @@ struct Fiber {
   bool (*holds)(const void*) = nullptr;  // what it waits for; null: nothing
   const void* of = nullptr;
   unsigned long exchanges = 0;                                   // between the lanes of its warp
-  unsigned delays = 0;                                           // points at which it might have fallen behind
+  unsigned delays = 0, arrivals = 0;                             // points at which it might have fallen behind
   long arrived_in = -1;                                          // phase of the cluster's barrier
   std::array<std::vector<std::function<void()>>, kQueues> open;  // asynchronous work, not committed yet
   std::array<std::deque<std::vector<std::function<void()>>>, kQueues> groups;  // committed, not done yet
@@ -419,12 +419,17 @@ const char* Grid::run() {
   return machine_->wrong;
 }
 
-// Other warps may overtake this one. Its lanes, which do the same, stay together: a GPU could do otherwise, and does not.
-void fall_behind() {
-  unsigned hash = machine->launch.seed * 0x9e3779b9u + ++fiber->delays * 0x85ebca6bu + threadIdx.x / 32 * 0xc2b2ae35u;
+// Other warps may overtake this one. Lanes that have come to as many points fall behind together: a GPU could do otherwise, and
+// does not.
+void fall_behind_at(unsigned point) {
+  unsigned hash = machine->launch.seed * 0x9e3779b9u + point * 0x85ebca6bu + threadIdx.x / 32 * 0xc2b2ae35u;
   hash = (hash ^ hash >> 15) * 0x2c1b3c6du;
   if ((hash >> 12) % 4 == 0) switch_to_scheduler();
 }
+void fall_behind() { fall_behind_at(++fiber->delays); }
+void fall_behind_after_arrival() {
+  fall_behind_at(~++fiber->arrivals);
+}  // often one lane's, so not counted with the others
 
 void wait_for_preceding_grid() {
   wait_until([] { return machine->preceding_has_ended; });
@@ -502,8 +507,12 @@ void cluster_wait() {
 void mbarrier_init(unsigned mbarrier, unsigned arrivals) { cta->mbarriers[mbarrier] = {arrivals, arrivals, 0, 0}; }
 void mbarrier_arrive(unsigned mbarrier, unsigned expected_bytes) {
   arrive(mbarrier_of(*cta, mbarrier), expected_bytes);
+  fall_behind_after_arrival();
 }
-void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) { arrive(mbarrier_of(cluster->ctas[rank], mbarrier), 0); }
+void mbarrier_arrive_at(unsigned mbarrier, unsigned rank) {
+  arrive(mbarrier_of(cluster->ctas[rank], mbarrier), 0);
+  fall_behind_after_arrival();
+}
 bool mbarrier_has_completed(unsigned mbarrier, unsigned parity) {
   return (mbarrier_of(*cta, mbarrier).completed & 1) != parity;
 }
