@@ -56,7 +56,8 @@ def parse(arguments):
     parser.add_argument("--json", metavar="FILE",
                         help="write all figures and samples to FILE; if stopped, attention's are in FILE.partial")
     parser.add_argument("--resume", action="store_true",
-                        help="with --suite products: keep the rows that the file of --json has, and go on with the others")
+                        help="with --suite products: keep the rows that the file of --json has from the same library, "
+                        "machine and peers, and go on with the others")
     parser.add_argument("--compare", nargs=2, metavar="FILE",
                         help=f"compare two such files and run nothing; exit with 1 if they differ by more than "
                         f"{report.AGREEMENT - 1:.0%}".replace("%", "%%"))

@@ -8,6 +8,7 @@ products, is switched off.
 """
 
 import gc
+import hashlib
 import json
 import os
 import pathlib
@@ -156,14 +157,22 @@ def with_table(page, cases):
     return before + table(cases) + "\n\n" + rest.partition("\n\n")[2]
 
 
-def earlier_cases(options):
-    """{name: case} of what an earlier run of the same library, device and type left in the file of --json."""
+def library_hash():
+    """Of the library with its kernels: rows of another one must not stand beside its rows."""
+    from tessera import _native
+
+    return hashlib.sha256(pathlib.Path(_native.__file__).read_bytes()).hexdigest()[:16]
+
+
+def earlier_cases(file, record):
+    """{name: case} of the rows in the file that an earlier run measured, if it was one like this: the same library, device, ..."""
     try:
-        record = json.loads(pathlib.Path(options.json).read_text())
+        earlier = json.loads(pathlib.Path(file).read_text())
     except (OSError, ValueError):
         return {}
-    same = (record["device"], record["dtype"]) == (options.device, options.dtype)
-    return {case["name"]: case for case in record["cases"] if same and case["entrants"]}
+    like = [{**each, "environment": {**each.get("environment", {}), "date": None}} for each in (earlier, record)]
+    same = all(like[0].get(name) == like[1][name] for name in ("environment", "library", "device", "dtype", "peers"))
+    return {case["name"]: case for case in earlier["cases"] if same and case["entrants"]}
 
 
 def main(options, environment, state):
@@ -181,18 +190,21 @@ def main(options, environment, state):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[options.dtype]
     os.environ["TESSERA_NO_CUBLASLT"] = "1"
     bench = Bench(options.device, dtype, peers=peers)
-    chosen = [row for row in bench.rows() if any(part in row.name for part in options.filter.split(","))]
+    rows = list(bench.rows())
+    chosen = [row for row in rows if any(part in row.name for part in options.filter.split(","))]
     if not chosen:
         print(f"error: no row has '{options.filter}' in its name", file=sys.stderr)
         return 2
-    earlier = earlier_cases(options) if options.resume else {}
-    record = {"environment": environment, "suite": "products", "device": options.device, "dtype": options.dtype,
-              "cublaslt": False, "peers": peers, "not_installed": missing, "gpu_before": state(), "cases": []}
+    record = {"environment": environment, "library": library_hash(), "suite": "products", "device": options.device,
+              "dtype": options.dtype, "cublaslt": False, "peers": peers, "not_installed": missing, "gpu_before": state(),
+              "cases": []}
+    done = earlier_cases(options.json, record) if options.resume else {}
     begin = time.monotonic()
     for row in chosen:
-        case = earlier.get(row.name) or bench.measured(row, options.rounds)
-        record["cases"].append(case)
-        print(f"{case['name']:<48} [{time.monotonic() - begin:.0f} s]", file=sys.stderr, flush=True)
+        if row.name not in done:
+            done[row.name] = bench.measured(row, options.rounds)
+        print(f"{row.name:<48} [{time.monotonic() - begin:.0f} s]", file=sys.stderr, flush=True)
+        record["cases"] = [done[each.name] for each in rows if each.name in done]
         if options.json:  # after each row, so that a run that is cut short leaves what it has
             pathlib.Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
     record["gpu_after"], record["seconds"] = state(), time.monotonic() - begin

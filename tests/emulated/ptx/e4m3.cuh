@@ -1,4 +1,4 @@
-// Takes the place of kernels/ptx/e4m3.cuh (../emulated.h).
+// Takes the place of kernels/ptx/e4m3.cuh (device.h).
 #pragma once
 
 #include "ptx/wgmma.cuh"
