@@ -347,6 +347,12 @@ def forward(
     )
     if not is_compiling() and hasattr(attention_mask, "_tessera_window"):
         window = attention_mask._tessera_window
+    elif attention_mask is not None and sliding_window is None and _has_window(module):
+        raise Error(
+            f"{type(module).__name__} does not pass its sliding window to its attention, and in a compiled model the mask "
+            "does not say it; run the model without torch.compile",
+            "unsupported",
+        )
     else:  # in transformers, the window of a layer includes the query itself
         window = (sliding_window - 1,) * 2 if sliding_window is not None and sliding_window > 0 else None
     if window is not None:
@@ -377,6 +383,15 @@ def forward(
     else:
         out = _masked(q, k, v, attention_mask, masks, s_aux)
     return out.to(wanted) if out.dtype != wanted and wanted == torch.float32 and q.is_cuda else out, None
+
+
+def _has_window(module):
+    """Whether this layer's mask has a sliding window, as far as the model's config says."""
+    config = getattr(module, "config", None)
+    if not getattr(config, "sliding_window", None) or not getattr(config, "use_sliding_window", True):
+        return False
+    types, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    return types is None or (index is not None and types[index] == "sliding_attention")
 
 
 def _decode(q, k, v, masks, **lengths):

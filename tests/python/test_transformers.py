@@ -123,6 +123,13 @@ def test_what_the_mask_says_counts(what, padded):
     assert difference <= 2e-4 * results["eager"].abs().max()
 
 
+def test_a_window_that_layers_do_not_pass_on_is_refused_in_a_compiled_model():
+    model = MASKS["a window that layers do not pass on"]().eval()
+    model.set_attn_implementation("tessera")
+    with torch.no_grad(), pytest.raises(Exception, match="does not pass its sliding window"):
+        torch.compile(model.model, backend="eager")(tokens(length=24))
+
+
 @pytest.mark.parametrize("name", ["block_indices", "indices"])
 def test_arguments_that_choose_keys_are_refused(name):
     q = torch.randn(1, 2, 8, 16)
