@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "plan.h"
+#include "plan_cache.h"
 #include "tensor.h"
 
 namespace tessera::python {
@@ -265,9 +266,14 @@ PyObject* quantize_fp8(PyObject*, PyObject* const* values, Py_ssize_t count) {
   args.out = &out.tensor;
   args.scale = &scale.tensor;
   void* stream = nullptr;
-  if (!current_stream(x.tensor.device, &stream) || !succeeded(tessera_attention_quantize_fp8(&args, stream))) {
-    return nullptr;
+  if (!current_stream(x.tensor.device, &stream)) return nullptr;
+  if (x.tensor.device.type == TESSERA_CPU && !follow_threads()) return nullptr;
+  tessera_status status;
+  {
+    const WithoutGil without;
+    status = tessera_attention_quantize_fp8(&args, stream);
   }
+  if (!succeeded(status)) return nullptr;
   Py_INCREF(Py_None);
   return Py_None;
 }
@@ -281,8 +287,14 @@ PyObject* decode(PyObject*, PyObject* const* values, Py_ssize_t count) {
   Outputs outputs;
   const bool with_lse = is_true(values[18]);
   if (!read_options(values[17], &in.args) || !in.read_qkv(values, Data::kNeeded) ||
-      !in.read_cache(values + 3, Data::kNeeded) || !appended.read(values + 6, Data::kNeeded, &in.args) ||
-      !outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
+      !in.read_cache(values + 3, Data::kNeeded) || !appended.read(values + 6, Data::kNeeded, &in.args)) {
+    return nullptr;
+  }
+  if (in.args.k_new != nullptr && (in.k.resolved || in.v.resolved)) {
+    fail("k_cache or v_cache is a lazily negated view, to which nothing can be appended; resolve_neg() makes a tensor");
+    return nullptr;
+  }
+  if (!outputs.make(&in, with_lse) || !run(TESSERA_ATTENTION_DECODE, in.args, in.q)) {
     return nullptr;
   }
   return outputs.result(with_lse);
@@ -342,7 +354,8 @@ PyObject* explain(PyObject*, PyObject* const* values, Py_ssize_t count) {
   }
   // Only the shapes of outputs and gradients are looked at.
   const tessera_tensor& q = in.q.tensor;
-  View out = in.q, lse = in.q;
+  View out, lse;
+  out.tensor = lse.tensor = q;
   const int dims = q.ndim;
   if (dims == 3 || dims == 4) {
     const tessera_tensor& v = in.v.tensor;

@@ -20,6 +20,13 @@ std::string type_name(PyObject* object) {
   return text != nullptr ? text : "?";
 }
 
+bool truth_of_call(PyObject* object, PyObject* method, bool* value) {
+  const Ref answer(PyObject_CallMethodObjArgs(object, method, nullptr));
+  if (!answer) return false;
+  *value = PyObject_IsTrue(answer.get()) == 1;
+  return true;
+}
+
 bool read_numbers(PyObject* tuple, std::int64_t* numbers, int count) {
   for (int i = 0; i < count; ++i) {
     numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
@@ -28,15 +35,31 @@ bool read_numbers(PyObject* tuple, std::int64_t* numbers, int count) {
   return true;
 }
 
+// Makes `resolved` of a tensor whose memory holds its negative, as z.conj().imag does. False with an exception.
+bool resolve_negation(PyObject* tensor, Ref* resolved) {
+  bool negated = false;
+  if (!truth_of_call(tensor, names.is_neg, &negated)) return false;
+  if (negated) *resolved = Ref(PyObject_CallMethodObjArgs(tensor, names.resolve_neg, nullptr));
+  return !negated || *resolved;
+}
+
 // Through DLPack; false, without an exception, if it has no table or cannot represent the tensor.
 bool read_exchanged(PyObject* tensor, View* view) {
   if (torch.exchange == nullptr) return false;
-  if (torch.exchange->export_borrowed(tensor, &view->tensor) == 0 && view->tensor.ndim <= kMaxDims) {
-    view->object = tensor;
-    return true;
+  const auto exported = [view](PyObject* object) {
+    return torch.exchange->export_borrowed(object, &view->tensor) == 0 && view->tensor.ndim <= kMaxDims;
+  };
+  bool done = exported(tensor);
+  // Complex numbers, which alone have such parts, are never of bfloat16.
+  if (done && view->tensor.dtype.code == TESSERA_FLOAT) {
+    done = resolve_negation(tensor, &view->resolved) && (!view->resolved || exported(view->resolved.get()));
   }
-  PyErr_Clear();
-  return false;
+  if (done) {
+    view->object = tensor;
+  } else {
+    PyErr_Clear();
+  }
+  return done;
 }
 
 bool read_attributes(PyObject* object, const char* name, Data data, View* view) {
@@ -182,7 +205,9 @@ bool read(PyObject* object, const char* name, Data data, View* view) {
     return false;
   }
   if (data == Data::kNeeded && read_exchanged(object, view)) return true;
+  if (data == Data::kNeeded && !resolve_negation(object, &view->resolved)) return false;
   view->object = object;
+  if (view->resolved) object = view->resolved.get();
   return read_attributes(object, name, data, view);  // has the error message for what DLPack cannot represent
 }
 
@@ -287,6 +312,8 @@ bool intern_names() {
       {"is_cpu", &names.is_cpu},
       {"is_cuda", &names.is_cuda},
       {"is_meta", &names.is_meta},
+      {"is_neg", &names.is_neg},
+      {"resolve_neg", &names.resolve_neg},
       {"get_device", &names.get_device},
       {"new_empty_strided", &names.new_empty_strided},
       {"new_zeros", &names.new_zeros},

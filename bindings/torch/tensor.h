@@ -78,6 +78,8 @@ struct Names {
   PyObject* is_cpu;
   PyObject* is_cuda;
   PyObject* is_meta;
+  PyObject* is_neg;
+  PyObject* resolve_neg;
   PyObject* get_device;
   PyObject* new_empty_strided;
   PyObject* new_zeros;
@@ -103,11 +105,12 @@ struct View {
   tessera_tensor tensor{};
   std::int64_t shape[kMaxDims];
   std::int64_t strides[kMaxDims];
+  Ref resolved;  // a copy, whose view this is, of an object that PyTorch is still to negate
 };
 
 enum class Data : bool { kNotNeeded, kNeeded };
 
-// Does nothing if the view is one of this object already.
+// Does nothing if the view is one of this object already. What the library writes may not be `resolved`.
 bool read(PyObject* object, const char* name, Data data, View* view);
 // *slot stays null for None.
 bool read_optional(PyObject* object, const char* name, Data data, View* view, const tessera_tensor** slot);

@@ -399,7 +399,9 @@ def decode(
             _ops.refuse_append_gradient((k_new, v_new, rotary_cos, rotary_sin))
         result = _native.decode(*head, *appended, _cached_decode_options(*given), return_lse)
         if k_new is not None:
-            _ops.note_append(k_cache, v_cache, *((k_scale, v_scale) if flag == _ops.SCALE_PER_TOKEN else ()))
+            _ops.note_writes(k_cache, v_cache, *((k_scale, v_scale) if flag == _ops.SCALE_PER_TOKEN else ()))
+        if status is not None:
+            _ops.note_writes(status)
         return result
     options = _decode_options(*given)  # a graph that reads the cache of options would depend on its contents
     if all(each is None for each in appended):

@@ -23,6 +23,10 @@ lib.define(
 )
 
 
+_foreach_mul_ = _private("_foreach_mul_")
+_unscale_ = _private("_amp_foreach_non_finite_check_and_unscale_")  # multiplies by a 0-dim fp32 tensor, in fp32
+
+
 def _scaled(gradient, scale):
     """gradient * scale, of gradient's type; scale: a 0-dim fp32 tensor. fp16 could not hold the scale."""
     if gradient.dtype == torch.float16:
@@ -30,14 +34,14 @@ def _scaled(gradient, scale):
     return gradient * scale
 
 
-_foreach_mul_ = _private("_foreach_mul_")
-
-
 def _scale_in_place(gradient, scale):
-    """The same in place. mul_ takes four times as long with a scale that is on the device."""
-    if _foreach_mul_ is None:
-        return gradient.mul_(scale)
-    _foreach_mul_([gradient], scale.to(gradient.dtype))
+    """The same in place: a copy of the weight's gradient would double its memory."""
+    if _unscale_ is not None and not (gradient.dtype == torch.bfloat16 and gradient.is_cuda):  # which PyTorch's lacks
+        _unscale_([gradient], torch.zeros_like(scale), scale)
+    elif _foreach_mul_ is not None and gradient.dtype != torch.float16:
+        _foreach_mul_([gradient], scale.to(gradient.dtype))  # mul_ takes four times as long with a scale on the device
+    else:
+        gradient.copy_(_scaled(gradient, scale))
     return gradient
 
 
@@ -56,7 +60,7 @@ def _run(hidden, weight, target, reduction, needs_hidden, needs_weight):
         dout = dout.expand(hidden.shape[0]).contiguous()
     out, *gradients = _native.linear_cross_entropy(_rows(hidden), _rows(weight), target, dout, reduction, *needed)
     if rest is not None:
-        gradients = [None if gradient is None else _scaled(gradient, rest) for gradient in gradients]
+        gradients = [None if gradient is None else _scale_in_place(gradient, rest) for gradient in gradients]
     return out, *gradients
 
 
@@ -139,8 +143,7 @@ _backward_op = register_autograd("linear_cross_entropy_backward", _refuse_gradie
 class _LinearCrossEntropy(torch.autograd.Function):
     """The gradient of an eager call on plain tensors; all other calls use that of the operator.
 
-    The gradients, which the forward makes, are scaled in place: a copy of the weight's would double its memory. So a second
-    backward through the same call raises.
+    The gradients, which the forward makes, are scaled in place. So a second backward through the same call raises.
     """
 
     @staticmethod
@@ -156,16 +159,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         refuse_tangents((dout,))
+        if ctx.scaled:
+            raise Error("tessera.linear_cross_entropy has scaled its gradients in place; call it again", "unsupported")
         target, *made = ctx.saved_tensors
         needed = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():
             raise Error("tessera.linear_cross_entropy has no second gradient", "unsupported")
         if ctx.reduction == REDUCTIONS["none"]:
             return *_run_backward(dout, *made, target, *needed), None, None
-        if made and any(one is not None and one.dtype == torch.float16 for one in made):
-            return *(None if one is None else _scaled(one, dout.reshape(())) for one in made), None, None
-        if ctx.scaled:  # saved-tensor hooks may return the same tensor again, without autograd's check for that
-            raise Error("tessera.linear_cross_entropy has scaled its gradients in place; call it again", "unsupported")
         ctx.scaled = True
         return *(None if one is None else _scale_in_place(one, dout.reshape(())) for one in made), None, None
 

@@ -252,7 +252,7 @@ def _decode(*args):
     return _native.decode(*args[:DECODE_TENSORS], *(None,) * 6, args[DECODE_TENSORS:], True)
 
 
-def note_append(*written):
+def note_writes(*written):
     """Lets autograd notice that these tensors, some of which may be None, were written to: it may have saved them."""
     increment_version([tensor for tensor in written if tensor is not None])
 
@@ -265,7 +265,8 @@ def _decode_append(*args):
         k_scale, v_scale = k_token_scale, v_token_scale
     result = _native.decode(*head, k_scale, v_scale, *appended, args[APPEND_TENSORS:], True)
     if appended[0] is not None:
-        note_append(*head[1:3], k_token_scale, v_token_scale)
+        note_writes(*head[1:3], k_token_scale, v_token_scale)
+    note_writes(appended[-1])
     return result
 
 

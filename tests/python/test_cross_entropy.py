@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import tessera
+from tessera import _cross_entropy
 
 EPSILON = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
@@ -78,11 +79,12 @@ def test_large_logits_give_finite_losses_and_gradients():
     torch.testing.assert_close(loss.double(), expected(hidden, weight, target), rtol=1e-5, atol=1e-3)
 
 
-def test_a_second_backward_and_a_second_gradient_raise():
-    hidden, weight, target = problem(torch.float32)
+@pytest.mark.parametrize("dtype", EPSILON)
+def test_a_second_backward_and_a_second_gradient_raise(dtype):
+    hidden, weight, target = problem(dtype)
     loss = tessera.linear_cross_entropy(hidden.requires_grad_(), weight, target)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="inplace"):
+    with pytest.raises(tessera.Error, match="in place"):
         loss.backward()
     loss = tessera.linear_cross_entropy(hidden, weight, target)
     with pytest.raises(tessera.Error, match="second gradient"):
@@ -143,8 +145,21 @@ def test_targets_may_be_of_any_integer_type(narrow):
     torch.testing.assert_close(own.double(), expected(hidden, weight, target), rtol=1e-5, atol=1e-6)
 
 
-def test_a_second_backward_raises_with_saved_tensor_hooks():
-    hidden, weight, target = problem(torch.float32)
+@pytest.mark.parametrize("dtype", EPSILON)
+@pytest.mark.parametrize("missing", ((), ("_unscale_",), ("_unscale_", "_foreach_mul_")))
+def test_gradients_are_scaled_in_place_and_in_fp32(dtype, missing, monkeypatch):
+    for symbol in missing:
+        monkeypatch.setattr(_cross_entropy, symbol, None)
+    gradient, scale = torch.randn(50, 40).to(dtype), torch.tensor(1 / 3)
+    rounded = scale.to(dtype) if missing == ("_unscale_",) and dtype == torch.bfloat16 else scale
+    want = (gradient.float() * rounded).to(dtype)
+    assert _cross_entropy._scale_in_place(gradient, scale) is gradient
+    assert torch.equal(gradient, want)
+
+
+@pytest.mark.parametrize("dtype", EPSILON)
+def test_a_second_backward_raises_with_saved_tensor_hooks(dtype):
+    hidden, weight, target = problem(dtype)
     kept = []
 
     def pack(tensor):

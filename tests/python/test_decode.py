@@ -348,6 +348,27 @@ def test_autograd_notices_an_append(device, dtype, dispatched):
         saved.sum().backward()
 
 
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("appends", [False, True])
+def test_a_status_that_is_written_has_a_new_version(device, dtype, dispatched, appends):
+    case = Case([5, 7], device, dtype, new=1 if appends else 0)
+    status = torch.full((2,), 9, dtype=torch.int32, device=device)
+    before = status._version
+    with FlopCounterMode(display=False) if dispatched else contextlib.nullcontext():
+        case.run(status=status)
+    assert status.tolist() == [0, 0] and status._version > before
+
+
+def test_nothing_is_appended_to_a_lazily_negated_cache(device):
+    cache, new = torch._neg_view(torch.ones(1, 8, 1, 16, device=device)), torch.ones(1, 1, 1, 16, device=device)
+    length = torch.tensor([3], dtype=torch.int32, device=device)
+    with pytest.raises(tessera.Error, match="lazily negated"):
+        tessera.decode(new, cache, cache, cache_seqlens=length, k_new=new, v_new=new)
+    assert torch.equal(cache.resolve_neg(), torch.full_like(cache, -1))
+    own = tessera.decode(new, cache, cache, cache_seqlens=length)
+    assert torch.equal(own, torch.full_like(own, -1))
+
+
 def test_explain_says_what_is_appended():
     case = Case([5, 7], "cpu", torch.bfloat16, new=2, rotary=16, interleaved=True)
     answer = tessera.explain(case.q, case.k, case.v, op="decode", **case.options(), batch_invariant=True)

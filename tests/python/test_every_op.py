@@ -89,6 +89,24 @@ def test_second_derivatives_raise(name, last_only):
 
 
 @pytest.mark.parametrize("name", OPS)
+def test_lazily_negated_tensors_are_negated(name):
+    """As z.conj().imag is, and the gradient of what becomes an imaginary part."""
+    function, inputs = OPS[name][0], inputs_of(name, grad=True)
+    negated = [torch._neg_view(-t) for t in inputs]
+    assert all(t.is_neg() for t in negated)
+    out = function(*inputs)
+    torch.testing.assert_close(function(*negated), out)
+    with torch.no_grad():
+        torch.testing.assert_close(function(*negated), out)
+    dout = torch.randn_like(out)
+    want = torch.autograd.grad(out, inputs, dout)
+    for leaves, gradient in ((inputs, torch._neg_view(-dout)), (negated, dout)):
+        got = torch.autograd.grad(function(*leaves), inputs, gradient)
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", OPS)
 def test_vmap_raises(name):
     inputs = [torch.stack((t, t)) for t in inputs_of(name)]
     with pytest.raises(tessera.Error, match="no vmap rule"):

@@ -28,7 +28,9 @@ SYMBOLS = [*INTERCEPTORS, "_C._is_any_autocast_enabled", "_C._are_functorch_tran
 CUDA_SYMBOLS = ["_C._cuda_getCurrentRawStream", "cuda._sleep"]
 OTHERS = [
     "autograd.forward_ad._current_level",
+    "_amp_foreach_non_finite_check_and_unscale_",
     "_assert_async",
+    "_foreach_mul_",
     "_functorch.autograd_function.enable_single_level_autograd_function",
     *(CUDA_SYMBOLS if torch.cuda.is_available() else []),
 ]
