@@ -4,8 +4,9 @@
 #include <climits>
 
 #include "base/format.h"
+#include "cpu/elements.h"
 #include "cpu/thread_pool.h"
-#include "gemm/cpu/elements.h"
+#include "gemm/cpu/activations.h"
 #include "gemm/gpu.h"
 #include "jit/config_text.h"
 
@@ -53,27 +54,46 @@ Result<cuda::Work<MlpGatedParams>> gated_work(const MlpArgs& args, const MlpGate
   return work;
 }
 
-void run_gated(const MlpArgs& args, int threads) {
+namespace {
+
+TESSERA_CLONED void gated_row(const MlpArgs& args, std::int64_t row) {
   using namespace gemm::cpu_backend;
+  constexpr std::int64_t kChunk = 256;
   const MlpProblem& p = args.problem;
-  const auto read = [&](MlpTensor t, std::int64_t row, std::int64_t column) {
-    return load(p.dtype, args[t].data, row * args[t].row_stride + column);
-  };
-  const auto write = [&](MlpTensor t, std::int64_t row, std::int64_t column, float value) {
-    if (args[t].data != nullptr) store(p.dtype, args[t].data, row * args[t].row_stride + column, value);
-  };
-  tessera::cpu::parallel_for(p.m, std::max(threads, 1), [&](std::int64_t row, int) {
-    for (std::int64_t column = 0; column < p.hidden; ++column) {
-      const float before = read(MlpTensor::kBefore, row, column), gate = read(MlpTensor::kBeforeGate, row, column);
-      const float f = activated(p.activation, gate);
-      if (p.op == MlpOp::kBackward) {
-        const float dhidden = read(MlpTensor::kDhidden, row, column);
-        write(MlpTensor::kDbefore, row, column, dhidden * f);
-        write(MlpTensor::kDbeforeGate, row, column, dhidden * before * derivative(p.activation, gate));
-      }
-      write(MlpTensor::kHidden, row, column, before * f);
+  const bool backward = p.op == MlpOp::kBackward;
+  float before[kChunk], gate[kChunk], dhidden[kChunk], hidden[kChunk];
+  for (std::int64_t first = 0; first < p.hidden; first += kChunk) {
+    const std::int64_t count = std::min(kChunk, p.hidden - first);
+    const auto read = [&](MlpTensor t, float* to) {
+      tessera::cpu::load_row(p.dtype, args[t].data, row * args[t].row_stride + first, count, to);
+    };
+    const auto write = [&](MlpTensor t, const float* from) {
+      if (args[t].data == nullptr) return;
+      tessera::cpu::store_row(p.dtype, args[t].data, row * args[t].row_stride + first, count, from);
+    };
+    read(MlpTensor::kBefore, before);
+    read(MlpTensor::kBeforeGate, gate);
+    if (backward) read(MlpTensor::kDhidden, dhidden);
+    with_activation(p.activation, [&](auto activation) {
+      constexpr int kF = decltype(activation)::value;
+      for (std::int64_t i = 0; i < count; ++i) hidden[i] = before[i] * activated<kF>(gate[i]);
+      if (!backward) return;
+      for (std::int64_t i = 0; i < count; ++i) before[i] *= dhidden[i] * derivative<kF>(gate[i]);
+      for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= activated<kF>(gate[i]);
+    });
+    if (backward) {
+      write(MlpTensor::kDbefore, dhidden);
+      write(MlpTensor::kDbeforeGate, before);
     }
-  });
+    write(MlpTensor::kHidden, hidden);
+  }
+}
+
+}  // namespace
+
+void run_gated(const MlpArgs& args, int threads) {
+  tessera::cpu::parallel_for(args.problem.m, std::max(threads, 1),
+                             [&](std::int64_t row, int) { gated_row(args, row); });
 }
 
 double gated_time(const MlpProblem& p) {

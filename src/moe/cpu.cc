@@ -7,19 +7,20 @@
 #include <vector>
 
 #include "base/arithmetic.h"
+#include "cpu/elements.h"
 #include "cpu/thread_pool.h"
-#include "gemm/cpu/elements.h"
+#include "gemm/cpu/activations.h"
 #include "moe/steps.h"
 
 namespace tessera::moe {
 namespace {
 
-using gemm::cpu_backend::activated;
-using gemm::cpu_backend::derivative;
-using gemm::cpu_backend::load;
-using gemm::cpu_backend::sigmoid;
-using gemm::cpu_backend::store;
+using tessera::cpu::load;
+using tessera::cpu::load_row;
 using tessera::cpu::parallel_for;
+using tessera::cpu::sigmoid;
+using tessera::cpu::store;
+using tessera::cpu::store_row;
 using T = MoeTensor;
 
 std::int64_t pair_at(const MoeProblem& p, std::int64_t token, std::int64_t j) { return token * p.top_k + j; }
@@ -140,50 +141,79 @@ void permute(const MoeArgs& args, int threads) {
   });
 }
 
-void combine(const MoeArgs& args, int threads) {
+constexpr std::int64_t kChunk = 256;  // columns that are widened to fp32 at a time
+
+TESSERA_CLONED void combine_row(const MoeArgs& args, std::int64_t token) {
   const MoeProblem& p = args.problem;
   const bool forward = p.op == MoeOp::kForward;
   const GemmView &rows = args[forward ? T::kOutRows : T::kDxRows], &out = args[forward ? T::kOut : T::kDx];
-  parallel_for(p.m, threads, [&](std::int64_t token, int) {
-    for (std::int64_t column = 0; column < p.k; ++column) {
-      float sum = 0;
-      for (std::int64_t j = 0; j < p.top_k; ++j) {
-        const std::int64_t pair = pair_at(p, token, j);
-        const int row = row_of(args, pair);
-        if (row < 0) continue;
-        const float weight = forward ? args.data<float>(T::kWeights)[pair] : 1.0f;
-        sum += weight * load(p.dtype, rows.data, row * rows.row_stride + column);
-      }
-      store(p.dtype, out.data, token * out.row_stride + column, sum);
+  float sums[kChunk], x[kChunk];
+  for (std::int64_t first = 0; first < p.k; first += kChunk) {
+    const std::int64_t count = std::min(kChunk, p.k - first);
+    std::fill_n(sums, count, 0.0f);
+    for (std::int64_t j = 0; j < p.top_k; ++j) {
+      const std::int64_t pair = pair_at(p, token, j);
+      const int row = row_of(args, pair);
+      if (row < 0) continue;
+      const float weight = forward ? args.data<float>(T::kWeights)[pair] : 1.0f;
+      load_row(p.dtype, rows.data, row * rows.row_stride + first, count, x);
+      for (std::int64_t i = 0; i < count; ++i) sums[i] += weight * x[i];
     }
-  });
+    store_row(p.dtype, out.data, token * out.row_stride + first, count, sums);
+  }
+}
+
+void combine(const MoeArgs& args, int threads) {
+  parallel_for(args.problem.m, threads, [&](std::int64_t token, int) { combine_row(args, token); });
+}
+
+TESSERA_CLONED void elements_row(const MoeArgs& args, std::int64_t row) {
+  using namespace gemm::cpu_backend;
+  const MoeProblem& p = args.problem;
+  const bool gated = p.has(T::kGate);
+  const float weight = args.data<float>(T::kRowWeights)[row];
+  float before[kChunk], dhidden[kChunk], gate[kChunk], hidden[kChunk], sum = 0;
+  for (std::int64_t first = 0; first < p.hidden; first += kChunk) {
+    const std::int64_t count = std::min(kChunk, p.hidden - first);
+    const auto read = [&](T t, float* to) {
+      load_row(p.dtype, args[t].data, row * args[t].row_stride + first, count, to);
+    };
+    const auto write = [&](T t, const float* from) {
+      if (args[t].data != nullptr) {
+        store_row(p.dtype, args[t].data, row * args[t].row_stride + first, count, from);
+      }
+    };
+    read(T::kBefore, before);
+    read(T::kDhidden, dhidden);
+    if (gated) read(T::kBeforeGate, gate);
+    with_activation(p.activation, [&](auto activation) {
+      constexpr int kF = decltype(activation)::value;
+      if (gated) {
+        for (std::int64_t i = 0; i < count; ++i) hidden[i] = before[i] * activated<kF>(gate[i]);
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) hidden[i] = activated<kF>(before[i]);
+      }
+      sum += tessera::cpu::sum_of(count, [&](std::int64_t i) { return dhidden[i] * hidden[i]; });
+      for (std::int64_t i = 0; i < count; ++i) hidden[i] *= weight;
+      for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= weight;
+      if (gated) {
+        for (std::int64_t i = 0; i < count; ++i) before[i] *= dhidden[i] * derivative<kF>(gate[i]);
+        for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= activated<kF>(gate[i]);
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= derivative<kF>(before[i]);
+      }
+    });
+    write(T::kHidden, hidden);
+    write(T::kDbefore, dhidden);
+    if (gated) write(T::kDbeforeGate, before);
+  }
+  args.data<float>(T::kRowDweights)[row] = sum;
 }
 
 void elements(const MoeArgs& args, int threads) {
-  const MoeProblem& p = args.problem;
-  const bool gated = p.has(T::kGate);
-  const auto read = [&](T t, std::int64_t row, std::int64_t column) {
-    return load(p.dtype, args[t].data, row * args[t].row_stride + column);
-  };
-  const auto write = [&](T t, std::int64_t row, std::int64_t column, float value) {
-    if (args[t].data != nullptr) store(p.dtype, args[t].data, row * args[t].row_stride + column, value);
-  };
-  const std::int64_t rows = std::min<std::int64_t>(args.data<int>(T::kOffsets)[p.experts], p.pairs());
-  parallel_for(rows, threads, [&](std::int64_t row, int) {
-    const float weight = args.data<float>(T::kRowWeights)[row];
-    float sum = 0;
-    for (std::int64_t column = 0; column < p.hidden; ++column) {
-      const float before = read(T::kBefore, row, column), dhidden = read(T::kDhidden, row, column);
-      const float x = gated ? read(T::kBeforeGate, row, column) : before;
-      const float f = activated(p.activation, x), slope = derivative(p.activation, x);
-      const float hidden = gated ? before * f : f;
-      sum += dhidden * hidden;
-      write(T::kHidden, row, column, weight * hidden);
-      write(T::kDbefore, row, column, weight * dhidden * (gated ? f : slope));
-      if (gated) write(T::kDbeforeGate, row, column, weight * dhidden * before * slope);
-    }
-    args.data<float>(T::kRowDweights)[row] = sum;
-  });
+  const std::int64_t rows =
+      std::min<std::int64_t>(args.data<int>(T::kOffsets)[args.problem.experts], args.problem.pairs());
+  parallel_for(rows, threads, [&](std::int64_t row, int) { elements_row(args, row); });
 }
 
 // kernels/moe/route.cuh has the formulas.

@@ -13,6 +13,7 @@
 #include "attention/check.h"
 #include "attention/cpu/run.h"
 #include "attention/cpu/tile_ops.h"
+#include "tests/isa_limit.h"
 #include "tests/sanitizers.h"
 #include "verify/attention/buffers.h"
 #include "verify/attention/cases.h"
@@ -134,11 +135,7 @@ void expect_suite(const char* name, std::initializer_list<int> thread_counts, do
   }
 }
 
-class IsaLimit {
- public:
-  IsaLimit(cpu::Isa isa, cpu::Bf16Isa bf16) { cpu::limit_isa(isa, bf16); }
-  ~IsaLimit() { cpu::limit_isa(cpu::Isa::kAvx512, cpu::Bf16Isa::kAmx); }
-};
+using cpu::IsaLimit;
 
 cases::Case make_case(AttentionOp op, DType dtype, std::int64_t seq_q, std::int64_t seq_k, std::int64_t heads_q,
                       std::int64_t heads_kv, std::int64_t dim_qk, std::int64_t dim_v) {

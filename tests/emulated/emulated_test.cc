@@ -114,6 +114,35 @@ TEST(Emulated, a_barrier_that_is_left_out_shows) {
   EXPECT_EQ(seen.size(), 2u);
 }
 
+// One lane releases a stage for its warp; another may not have seen it full yet.
+TEST(Emulated, a_stage_that_is_released_before_all_lanes_have_seen_it_shows) {
+  for (const bool gathers : {false, true}) {
+    std::set<std::string> said;
+    for (unsigned seed = 0; seed < 20; ++seed) {
+      said.insert(run_kernel({.seed = seed}, [&] {
+        constexpr unsigned kEmpty = kFull + kMbarrierBytes, kFills = 4;
+        if (threadIdx.x == 0) {
+          tessera::mbarrier_init(kFull, 1);
+          tessera::mbarrier_init(kEmpty, 1);
+        }
+        __syncthreads();
+        for (unsigned fill = 0; fill < kFills; ++fill) {
+          if (threadIdx.x < 32) {
+            mbarrier_wait_parity(kFull, fill % 2);
+            if (gathers) __syncwarp();
+            if (threadIdx.x == 0) tessera::mbarrier_arrive(kEmpty);
+          } else if (threadIdx.x == 32) {
+            mbarrier_wait_parity(kEmpty, fill % 2 ^ 1);
+            tessera::mbarrier_arrive(kFull);
+          }
+        }
+      }));
+    }
+    EXPECT_EQ(said.size(), gathers ? 1u : 2u) << *said.rbegin();
+    EXPECT_EQ(*said.begin(), "");
+  }
+}
+
 TEST(Emulated, threads_that_wait_for_each_other_are_named) {
   const std::string message = run_kernel({.threads = 128}, [] {
     if (threadIdx.x == 0) tessera::mbarrier_init(kFull, 2);

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "cpu/products.h"
+#include "tests/isa_limit.h"
 #include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
 #include "verify/family.h"
@@ -16,6 +18,16 @@ void expect_all_pass(const char* name, int repeat) {
 }
 
 TEST(Cpu, every_quick_case_passes_and_gives_the_same_bits_again) { expect_all_pass("quick", 2); }
+
+// With bf16 operands widened to fp32, too.
+TEST(Cpu, every_quick_case_passes_with_older_instructions) {
+  for (const cpu::Isa isa : {cpu::Isa::kSse4, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+    const cpu::IsaLimit limit(isa, cpu::Bf16Isa::kNone);
+    SCOPED_TRACE(name_of(isa));
+    expect_all_pass("quick", 1);
+  }
+}
+
 TEST(Cpu, every_hostile_case_passes) { expect_all_pass("hostile", 1); }
 TEST(Cpu, every_full_case_passes) { expect_all_pass("full", 1); }
 

@@ -359,8 +359,9 @@ def test_a_status_that_is_written_has_a_new_version(device, dtype, dispatched, a
     assert status.tolist() == [0, 0] and status._version > before
 
 
-def test_nothing_is_appended_to_a_lazily_negated_cache(device):
-    cache, new = torch._neg_view(torch.ones(1, 8, 1, 16, device=device)), torch.ones(1, 1, 1, 16, device=device)
+def test_nothing_is_appended_to_a_lazily_negated_cache(device, dtype):
+    cache, new = (torch.ones(1, n, 1, 16, device=device, dtype=dtype) for n in (8, 1))
+    cache = torch._neg_view(cache)
     length = torch.tensor([3], dtype=torch.int32, device=device)
     with pytest.raises(tessera.Error, match="lazily negated"):
         tessera.decode(new, cache, cache, cache_seqlens=length, k_new=new, v_new=new)

@@ -43,17 +43,29 @@ def summary(samples):
             "max_s": ordered[-1], "samples_s": samples}
 
 
+def seconds_of(call):
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
 class CpuClock:
-    """To try the harness without a GPU."""
+    """OpenMP's threads spin for tens of milliseconds after their work and would take a core from the next entrant. So each
+    turn starts with a pause, after which an entrant's own threads take some milliseconds to wake: calls are not timed until
+    then."""
+
+    PAUSE, WAKING = 0.05, 0.015  # seconds
 
     def round_robin(self, entrants, rounds, hide_host=True):
         samples = [[] for _ in entrants]
         for _ in range(rounds):
             for (choose, call), kept in zip(entrants, samples):
                 choose()
-                begin = time.perf_counter()
-                call()
-                kept.append(time.perf_counter() - begin)
+                time.sleep(self.PAUSE)
+                awake = time.perf_counter() + self.WAKING
+                while time.perf_counter() < awake:
+                    took = seconds_of(call)
+                kept.append(took if took > self.PAUSE else seconds_of(call))
         return samples
 
     def host(self, choose, call, repeats=20):

@@ -1,27 +1,17 @@
 // The operations on tiles that attention is made of, one table per instruction set. The algorithms (forward.cc,
 // backward.cc, decode.cc) are written once on top of a table; only what is behind it is compiled per target.
 //
-// A product is result[m][n] (+)= lhs[m][k] * rhs[k][n]. Its operands are packed into panels whose lines are one vector
-// (one cache line with AVX-512), W = width columns of fp32:
-//   lhs     [ceil(k / line)][m][line]       line = W for fp32, 32 for bf16
-//   rhs     [ceil(n / W)][k][W]             bf16: [ceil(n / W)][k / 2][W][2], pairs of k side by side
-//   result  [ceil(n / W)][m][W]             always fp32
+// Products and their packed forms are those of cpu/products.h.
 // Queries are the columns (n) of every score tile: max, sum and log-sum-exp then live in vector lanes, nothing is ever
 // reduced across a vector, and with fp32 a score tile is at once a result, an rhs and an lhs, without a copy.
-// Everything is padded with zeros up to the whole panel: m and k to kPad, n to W.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "attention/problem.h"
+#include "cpu/products.h"
 
 namespace tessera::cpu {
-
-constexpr std::int64_t kPad = 32;
-constexpr int kMaxWidth = 16;  // W of the widest table
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
 
 // How scores become logits, in units of log2: cap * tanh(score * scale / cap) - slope * distance.
 struct ScoreMap {
@@ -101,23 +91,14 @@ struct StreamTile {
   float* accumulator;  // [rows][round_up(Dv, kPad)]
 };
 
-struct Source {
-  const void* data;
-  std::int64_t stride;  // elements between rows
-  DType dtype;
-};
-
 struct Target {
   void* data;
   std::int64_t stride;
   DType dtype;
 };
 
-struct TileOps {
-  int width;         // W
-  int line;          // of lhs
-  std::size_t elem;  // bytes of an operand's element
-
+// What is between the products.
+struct Tiles {
   // Panels of a score tile that go from the product through the softmax together: all of them if the product works on
   // several at once, else as few as possible, so that scores stay in L1.
   int forward_panels;
@@ -125,21 +106,6 @@ struct TileOps {
   // Keys in a score tile, multiples of kPad.
   std::int64_t forward_keys;
   std::int64_t backward_keys;
-
-  // Packs source[rows][cols]. `capacity` is the number of lines in a panel of dst, a multiple of kPad; the rest of the
-  // last line and, if the product reads them (bf16), the lines up to a multiple of kPad are zeroed. The transposed
-  // lhs of bf16 has round_up(cols, kPad) lines instead: see transposed_stride().
-  void (*pack_lhs)(const Source&, std::int64_t rows, std::int64_t cols, std::int64_t capacity, void* dst);    // m, k
-  void (*pack_lhs_t)(const Source&, std::int64_t rows, std::int64_t cols, std::int64_t capacity, void* dst);  // k, m
-  void (*pack_rhs)(const Source&, std::int64_t rows, std::int64_t cols, std::int64_t capacity, void* dst);    // k, n
-  void (*pack_rhs_t)(const Source&, std::int64_t rows, std::int64_t cols, std::int64_t capacity, void* dst);  // n, k
-
-  // Strides count elements between panels. rhs is always [panels][k][W].
-  void (*multiply)(const void* lhs, std::int64_t lhs_stride, const void* rhs, std::int64_t rhs_stride, float* result,
-                   std::int64_t result_stride, std::int64_t m, int panels, std::int64_t k, bool accumulate);
-  // The same with an lhs from pack_lhs_t.
-  void (*multiply_t)(const void* lhs, std::int64_t lhs_stride, const void* rhs, std::int64_t rhs_stride, float* result,
-                     std::int64_t result_stride, std::int64_t m, int panels, std::int64_t k, bool accumulate);
 
   void (*softmax)(const SoftmaxTile&);
   void (*softmax_grad)(const GradTile&);
@@ -154,26 +120,9 @@ struct TileOps {
   void (*stream)(const StreamTile&);
   // source[rows][cols] as fp32 [rows][round_up(cols, kPad)].
   void (*widen)(const Source&, std::int64_t rows, std::int64_t cols, float* dst);
-
-  // Tile registers are configured before a thread's work and released after it; null if there are none.
-  void (*enter)();
-  void (*leave)();
 };
 
-// Elements between panels of an lhs made by pack_lhs_t from source[rows][cols] with this capacity.
-inline std::int64_t transposed_stride(const TileOps& ops, std::int64_t capacity, std::int64_t cols) {
-  return ops.elem == sizeof(float) ? capacity * ops.line : round_up(cols, kPad) * ops.line;
-}
-
-enum class Isa { kNone, kSse4, kAvx2, kAvx512 };
-enum class Bf16Isa { kNone, kAvx512Bf16, kAmx };
-
-Isa detect_isa();
-Bf16Isa detect_bf16_isa();
-// Tests only: use nothing above these.
-void limit_isa(Isa isa, Bf16Isa bf16_isa);
-const char* name_of(Isa isa);
-const char* name_of(Bf16Isa isa);
+struct TileOps : Products, Tiles {};
 
 // Operands in fp32, whatever the tensors' type is. Null if the build or the CPU does not have it.
 const TileOps* fp32_ops(Isa isa);

@@ -1,89 +1,131 @@
-// Each task computes a block of out: it packs panels of A and B as fp32, multiplies them, and applies the epilogue.
+// Each task computes a block of out: it packs panels of A and B, multiplies them, and applies the epilogue.
 #include "gemm/cpu/run.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "base/arithmetic.h"
 #include "base/format.h"
 #include "base/tensor.h"
+#include "cpu/elements.h"
+#include "cpu/products.h"
 #include "cpu/thread_pool.h"
-#include "gemm/cpu/block_product.h"
-#include "gemm/cpu/elements.h"
+#include "gemm/cpu/activations.h"
 
 namespace tessera::gemm::cpu_backend {
 namespace {
 
-constexpr std::int64_t kBlockM = 96;     // a multiple of every BlockOps::rows
-constexpr std::int64_t kBlockN = 256;    // and of every BlockOps::columns
-constexpr std::int64_t kBlockK = 256;    // packed B: 256 KiB, in L2
+using tessera::cpu::Products;
+
+constexpr std::int64_t kBlockM = 96;   // multiples of kPad, and of the 6 rows that the products have in registers
+constexpr std::int64_t kBlockN = 256;  // of every Products::width
+constexpr std::int64_t kBlockK = 256;
 constexpr std::int64_t kMostBlocks = 4;  // of rows, in a task: they share packed B
 
-constexpr std::size_t kFloats = static_cast<std::size_t>(kBlockM * kBlockK + kBlockK * kBlockN);
-constexpr std::size_t kSums = static_cast<std::size_t>(kMostBlocks * kBlockM * kBlockN);
+// Lines from a panel to the next. A power of two would put the same line of all panels into one set of the L1 cache.
+constexpr std::int64_t kPackedLines = kBlockK + tessera::cpu::kPad;
+constexpr std::int64_t kSumLines = kMostBlocks * kBlockM + 1;
+
+constexpr std::size_t kFloats = static_cast<std::size_t>(kBlockM * kPackedLines + kPackedLines * kBlockN);
+constexpr std::size_t kSums = static_cast<std::size_t>(kSumLines * kBlockN);
 
 class Task {
  public:
-  Task(const BlockOps& ops, const GemmArgs& args, float* scratch)
+  Task(const Products& ops, const GemmArgs& args, float* scratch)
       : ops_(ops), args_(args), p_(args.problem), packed_(scratch), sums_(scratch + kFloats), gate_(sums_ + kSums) {}
 
   void run(std::int64_t first_m, std::int64_t first_n, std::int64_t most_rows) {
     const std::int64_t rows = std::min(most_rows, p_.m - first_m), columns = std::min(kBlockN, p_.n - first_n);
+    if (ops_.enter != nullptr) ops_.enter();
     multiply(args_.b, first_m, first_n, rows, columns, sums_);
     if (p_.gated) multiply(args_.gate, first_m, first_n, rows, columns, gate_);
-    for (std::int64_t i = 0; i < rows; ++i)
-      finish(first_m + i, first_n, columns, sums_ + i * kBlockN, gate_ + i * kBlockN);
+    if (ops_.leave != nullptr) ops_.leave();
+    for (std::int64_t i = 0; i < rows; ++i) finish(first_m, i, first_n, columns);
   }
 
  private:
+  // sums: result form [kBlockN / W][kSumLines][W].
   void multiply(const GemmView& b, std::int64_t first_m, std::int64_t first_n, std::int64_t rows, std::int64_t columns,
                 float* sums) const {
     if (p_.k == 0) std::memset(sums, 0, kSums * sizeof(float));
-    const auto* a_bytes = static_cast<const std::byte*>(args_.a.data);
-    const auto* b_bytes = static_cast<const std::byte*>(b.data);
-    const auto size = static_cast<std::int64_t>(size_of(p_.dtype));
-    const std::int64_t a_stride = args_.a.row_stride, b_stride = b.row_stride;
-    float* packed_b = packed_ + kBlockM * kBlockK;
+    const int panels = static_cast<int>(ceil_div(columns, ops_.width));
+    float* packed_b = packed_ + kBlockM * kPackedLines;
     for (std::int64_t k = 0; k < p_.k; k += kBlockK) {
       const std::int64_t depth = std::min(kBlockK, p_.k - k);
-      const std::int64_t b_at = p_.b_transposed ? k * b_stride + first_n : first_n * b_stride + k;
-      ops_.pack(p_.dtype, b_bytes + b_at * size, b_stride, !p_.b_transposed, columns, depth, ops_.columns, packed_b);
+      if (p_.b_transposed) {
+        ops_.pack_rhs(block_of(b, k, first_n), depth, columns, kPackedLines, packed_b);
+      } else {
+        ops_.pack_rhs_t(block_of(b, first_n, k), columns, depth, kPackedLines, packed_b);
+      }
       for (std::int64_t i = 0; i < rows; i += kBlockM) {
         const std::int64_t here = std::min(kBlockM, rows - i), row = first_m + i;
-        const std::int64_t a_at = p_.a_transposed ? k * a_stride + row : row * a_stride + k;
-        ops_.pack(p_.dtype, a_bytes + a_at * size, a_stride, !p_.a_transposed, here, depth, ops_.rows, packed_);
-        ops_.multiply(packed_, packed_b, sums + i * kBlockN, kBlockN, ceil_div(here, ops_.rows),
-                      ceil_div(columns, ops_.columns), depth, k > 0);
+        const auto product = p_.a_transposed ? ops_.multiply_t : ops_.multiply;
+        std::int64_t stride = kBlockM * ops_.line;
+        if (p_.a_transposed) {
+          ops_.pack_lhs_t(block_of(args_.a, k, row), depth, here, kPackedLines, packed_);
+          stride = tessera::cpu::transposed_stride(ops_, kPackedLines, here);
+        } else {
+          ops_.pack_lhs(block_of(args_.a, row, k), here, depth, kBlockM, packed_);
+        }
+        product(packed_, stride, packed_b, kPackedLines * ops_.width, sums + i * ops_.width, kSumLines * ops_.width,
+                here, panels, depth, k > 0);
       }
     }
   }
 
-  // x: sums of a row, from first_n on, and gate: those of the gate; both are overwritten.
-  void finish(std::int64_t row, std::int64_t first_n, std::int64_t columns, float* x, float* gate) const {
-    float other[kBlockN];
+  tessera::cpu::Source block_of(const GemmView& view, std::int64_t row, std::int64_t column) const {
+    const auto size = static_cast<std::int64_t>(size_of(p_.dtype));
+    return {static_cast<const std::byte*>(view.data) + (row * view.row_stride + column) * size, view.row_stride,
+            p_.dtype};
+  }
+
+  void row_of(const float* sums, std::int64_t row, std::int64_t columns, float* x) const {
+    const auto copy = [&](auto width) {
+      for (std::int64_t j = 0; j < columns; j += width) {
+        std::memcpy(x + j, sums + j * kSumLines + row * width, sizeof(float) * width);
+      }
+    };
+    if (ops_.width == 16) return copy(std::integral_constant<std::int64_t, 16>());
+    if (ops_.width == 8) return copy(std::integral_constant<std::int64_t, 8>());
+    copy(std::integral_constant<std::int64_t, 4>());
+  }
+
+  // The i-th row of the sums, from first_n on.
+  TESSERA_CLONED void finish(std::int64_t first_m, std::int64_t i, std::int64_t first_n, std::int64_t columns) const {
+    using namespace tessera::cpu;
+    const std::int64_t row = first_m + i;
+    float x[kBlockN], other[kBlockN];
     const auto add = [&](DType dtype, const void* data, std::int64_t at, float* to) {
       load_row(dtype, data, at, columns, other);
       for (std::int64_t j = 0; j < columns; ++j) to[j] += other[j];
     };
+    row_of(sums_, i, columns, x);
     if (p_.bias) add(p_.dtype, args_.bias.data, first_n, x);
     if (p_.preactivation) {
       store_row(p_.dtype, args_.preactivation.data, row * args_.preactivation.row_stride + first_n, columns, x);
     }
-    if (p_.gradient) {
-      load_row(p_.dtype, args_.saved.data, row * args_.saved.row_stride + first_n, columns, other);
-      for (std::int64_t j = 0; j < columns; ++j) x[j] *= derivative(p_.activation, other[j]);
-    } else if (p_.gated) {
-      if (p_.bias) add(p_.dtype, args_.gate_bias.data, first_n, gate);
-      for (std::int64_t j = 0; j < columns; ++j) x[j] *= activated(p_.activation, gate[j]);
-    } else if (p_.activation != kIdentity) {
-      for (std::int64_t j = 0; j < columns; ++j) x[j] = activated(p_.activation, x[j]);
-    }
+    with_activation(p_.activation, [&](auto activation) {
+      constexpr int kF = decltype(activation)::value;
+      if (p_.gradient) {
+        load_row(p_.dtype, args_.saved.data, row * args_.saved.row_stride + first_n, columns, other);
+        for (std::int64_t j = 0; j < columns; ++j) x[j] *= derivative<kF>(other[j]);
+      } else if (p_.gated) {
+        float gate[kBlockN];
+        row_of(gate_, i, columns, gate);
+        if (p_.bias) add(p_.dtype, args_.gate_bias.data, first_n, gate);
+        for (std::int64_t j = 0; j < columns; ++j) x[j] *= activated<kF>(gate[j]);
+      } else if (kF != kIdentity) {
+        for (std::int64_t j = 0; j < columns; ++j) x[j] = activated<kF>(x[j]);
+      }
+    });
     if (p_.residual) add(p_.out_dtype, args_.residual.data, row * args_.residual.row_stride + first_n, x);
     store_row(p_.out_dtype, args_.out.data, row * args_.out.row_stride + first_n, columns, x);
   }
 
-  const BlockOps& ops_;
+  const Products& ops_;
   const GemmArgs& args_;
   const GemmProblem& p_;
   float* packed_;
@@ -155,7 +197,7 @@ Status check_offsets(const GemmArgs& args) {
   return {};
 }
 
-Status run_grouped(const BlockOps& ops, const GemmArgs& args, int threads, float* scratch) {
+Status run_grouped(const Products& ops, const GemmArgs& args, int threads, float* scratch) {
   const GemmProblem& p = args.problem;
   if (Status s = check_offsets(args); !s.ok()) return s;
   const std::int64_t across = ceil_div(p.n, kBlockN), rows = rows_per_task(p, threads);
@@ -180,7 +222,7 @@ std::size_t workspace_bytes(const GemmProblem& problem, int threads) {
 }
 
 Status run(const GemmArgs& args, int threads, void* workspace) {
-  const BlockOps* ops = block_ops();
+  const Products* ops = tessera::cpu::products_for(args.problem.dtype);
   if (ops == nullptr) return {TESSERA_UNSUPPORTED, "the CPU backend needs an x86-64 CPU with SSE4.2"};
   const GemmProblem& p = args.problem;
   if (p.op == GemmOp::kGrouped) return run_grouped(*ops, args, threads, static_cast<float*>(workspace));

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/arithmetic.h"
+#include "cpu/elements.h"
 #include "cpu/thread_pool.h"
 
 namespace tessera::loss::cpu_backend {
@@ -14,68 +15,57 @@ namespace {
 
 constexpr std::int64_t kStretches = 64;
 
-float load(DType dtype, const void* data, std::int64_t at) {
-  if (dtype == DType::kFloat32) return static_cast<const float*>(data)[at];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[at];
-  if (dtype == DType::kBFloat16) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
-  if ((bits & 0x7c00u) == 0x7c00u) return std::bit_cast<float>(sign | magnitude | 0x7f800000u);
-  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f));
-}
+using tessera::cpu::exponential;
+using tessera::cpu::load;
 
-// Rounded to nearest even, and limited to the type's finite numbers.
+// Limited to the type's finite numbers.
 void store(DType dtype, void* data, std::int64_t at, float value) {
   const float most = dtype == DType::kFloat32   ? std::numeric_limits<float>::max()
                      : dtype == DType::kFloat16 ? 65504.0f
                                                 : std::bit_cast<float>(0x7f7f0000u);
-  value = std::clamp(value, -most, most);
-  if (dtype == DType::kFloat32) {
-    static_cast<float*>(data)[at] = value;
-    return;
-  }
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  std::uint32_t rounded = 0;
-  if (dtype == DType::kBFloat16) {
-    rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    if (std::isnan(value)) rounded = (bits >> 16) | 0x40u;
-  } else {
-    const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-    rounded = magnitude < 0x38800000u  // subnormal: adding 0.5 aligns the last kept bit with fp32's
-                  ? std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u
-                  : (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-    rounded = sign | (std::isnan(value) ? 0x7e00u : rounded);
-  }
-  static_cast<std::uint16_t*>(data)[at] = static_cast<std::uint16_t>(rounded);
+  tessera::cpu::store(dtype, data, at, std::clamp(value, -most, most));
 }
 
-// The loss of a row; its gradient, if wanted. scratch: [4, K].
-float gmm_nll(const LossArgs& args, std::int64_t row, float* scratch) {
+constexpr std::int64_t kLanes = 16;  // scratch has components in whole vectors of these
+
+std::int64_t in_lanes(std::int64_t components) { return ceil_div(components, kLanes) * kLanes; }
+
+// The loss of a row; its gradient, if wanted. scratch: [4, in_lanes(K)].
+TESSERA_CLONED float gmm_nll(const LossArgs& args, std::int64_t row, float* scratch) {
   constexpr float kMostPrecision = 87.0f, kMostZ = 0x1p60f, kHalfLog2Pi = 0.9189385332046727f;
   constexpr float kMost = std::numeric_limits<float>::max();
   const LossProblem& p = args.problem;
-  const std::int64_t n = p.components;
+  const std::int64_t n = p.components, lanes = in_lanes(n);
   float* logit = scratch;
-  float* a = logit + n;
-  float* z = a + n;
-  float* precision = z + n;
+  float* a = logit + lanes;
+  float* z = a + lanes;
+  float* precision = z + lanes;
   const float target = load(p.target_dtype, args.target.data, row * args.target.row_stride);
-  float logit_max = -kMost, a_max = -kMost;
   for (std::int64_t k = 0; k < n; ++k) {
     const std::int64_t at = row * args.params.row_stride + k * args.params.component_stride;
     logit[k] = load(p.dtype, args.params.data, at);
-    const float log_sigma = load(p.dtype, args.params.data, at + 2);
-    precision[k] = std::exp(-log_sigma > kMostPrecision ? kMostPrecision : -log_sigma);
-    const float difference = std::clamp(target - load(p.dtype, args.params.data, at + 1), -kMost, kMost);
+    z[k] = load(p.dtype, args.params.data, at + 1);
+    a[k] = load(p.dtype, args.params.data, at + 2);
+  }
+  for (float* values : {logit, z, a}) std::fill(values + n, values + lanes, 0.0f);
+  for (std::int64_t k = 0; k < lanes; ++k) {
+    const float mu = z[k], log_sigma = a[k];
+    precision[k] = exponential(-log_sigma > kMostPrecision ? kMostPrecision : -log_sigma);
+    const float difference = std::clamp(target - mu, -kMost, kMost);
     z[k] = std::clamp(difference * precision[k], -kMostZ, kMostZ);
     a[k] = logit[k] - 0.5f * z[k] * z[k] - log_sigma;
+  }
+  float logit_max = -kMost, a_max = -kMost;
+  for (std::int64_t k = 0; k < n; ++k) {
     logit_max = std::max(logit_max, logit[k]);
     a_max = std::max(a_max, a[k]);
   }
+  for (std::int64_t k = 0; k < lanes; ++k) {
+    logit[k] = exponential(logit[k] - logit_max);
+    a[k] = exponential(a[k] - a_max);
+  }
   float logit_sum = 0, a_sum = 0;
   for (std::int64_t k = 0; k < n; ++k) {
-    logit[k] = std::exp(logit[k] - logit_max);
-    a[k] = std::exp(a[k] - a_max);
     logit_sum += logit[k];
     a_sum += a[k];
   }
@@ -94,7 +84,7 @@ float gmm_nll(const LossArgs& args, std::int64_t row, float* scratch) {
 }  // namespace
 
 std::size_t workspace_bytes(const LossProblem& p, int threads) {
-  const std::int64_t scratch = saturating_product(p.components, 4, std::max(threads, 1));
+  const std::int64_t scratch = saturating_product(ceil_div(p.components, kLanes), 4 * kLanes, std::max(threads, 1));
   return static_cast<std::size_t>(saturating_product(scratch + kStretches, sizeof(float)));
 }
 
@@ -107,7 +97,7 @@ Status run(const LossArgs& args, int threads, void* workspace) {
   tessera::cpu::parallel_for(kStretches, std::max(threads, 1), [&](std::int64_t task, int slot) {
     float sum = 0;
     for (std::int64_t row = task * p.rows / kStretches; row < (task + 1) * p.rows / kStretches; ++row) {
-      const float loss = gmm_nll(args, row, scratch + slot * 4 * p.components);
+      const float loss = gmm_nll(args, row, scratch + slot * 4 * in_lanes(p.components));
       if (p.reduction == Reduction::kNone) {
         out[row] = loss;
       } else {

@@ -2,92 +2,22 @@
 #include "norm/cpu/run.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/arithmetic.h"
+#include "cpu/elements.h"
 #include "cpu/thread_pool.h"
-
-// Functions that are compiled for several levels of x86, with all that they call; the loader chooses. Sanitizers are not
-// ready when it does.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define TESSERA_CLONED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), flatten))
-#else
-#define TESSERA_CLONED
-#endif
 
 namespace tessera::norm::cpu_backend {
 namespace {
 
+using tessera::cpu::load_row;
+using tessera::cpu::store_row;
+using tessera::cpu::sum_of;
+
 // Stretches of rows whose parameter gradients are summed apart and then added in order.
 constexpr std::int64_t kStretches = 64;
-
-// Loops without branches, so that compilers vectorise them.
-float float_of_half(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffu) << 13;
-  const bool special = (bits & 0x7c00u) == 0x7c00u;
-  const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
-  return std::bit_cast<float>(sign | (special ? magnitude | 0x7f800000u : scaled));
-}
-float float_of_bfloat(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-std::uint16_t bfloat_of(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
-}
-// Round to nearest even. Below the smallest normal number, adding 0.5 aligns the value's last kept bit with fp32's.
-std::uint16_t half_of(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  const std::uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
-  const std::uint32_t finite = magnitude < 0x38800000u ? small : normal;
-  const std::uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  return static_cast<std::uint16_t>(sign | (magnitude >= 0x477ff000u ? large : finite));
-}
-
-void widen(DType dtype, const void* data, std::int64_t at, std::int64_t count, float* to) {
-  if (dtype == DType::kFloat32) {
-    std::copy_n(static_cast<const float*>(data) + at, count, to);  // unlike memcpy, takes null pointers if count is 0
-    return;
-  }
-  const std::uint16_t* from = static_cast<const std::uint16_t*>(data) + at;
-  if (dtype == DType::kBFloat16) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = float_of_bfloat(from[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = float_of_half(from[i]);
-  }
-}
-void narrow(DType dtype, const float* from, std::int64_t count, void* data, std::int64_t at) {
-  if (dtype == DType::kFloat32) {
-    std::copy_n(from, count, static_cast<float*>(data) + at);
-    return;
-  }
-  std::uint16_t* to = static_cast<std::uint16_t*>(data) + at;
-  if (dtype == DType::kBFloat16) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = bfloat_of(from[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
-  }
-}
-
-// The sum of term(i), in lanes that compilers put into vector registers.
-template <class Term>
-float sum_of(std::int64_t count, Term&& term) {
-  constexpr std::int64_t kLanes = 16;
-  float lanes[kLanes] = {};
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
-  }
-  float sum = 0;
-  for (; i < count; ++i) sum += term(i);
-  for (const float lane : lanes) sum += lane;
-  return sum;
-}
 
 // Rows of fp32 that a thread needs: x, another, and the weight, the bias.
 constexpr std::int64_t kScratchRows = 5;
@@ -99,19 +29,19 @@ class Norms {
       : args_(args), p_(args.problem), n_(p_.columns), weight_(scratch), bias_(scratch + n_), rows_(scratch + 2 * n_) {
     std::fill_n(weight_, n_, 1.0f);
     std::fill_n(bias_, n_, 0.0f);
-    if (p_.weight) widen(p_.dtype, args.weight.data, 0, n_, weight_);
-    if (p_.bias) widen(p_.dtype, args.bias.data, 0, n_, bias_);
+    if (p_.weight) load_row(p_.dtype, args.weight.data, 0, n_, weight_);
+    if (p_.bias) load_row(p_.dtype, args.bias.data, 0, n_, bias_);
   }
 
   TESSERA_CLONED void forward(std::int64_t row, int slot) const {
     float* h = rows_ + slot * kScratchRows * n_;
     float* other = h + n_;
-    widen(p_.dtype, args_.x.data, row * args_.x.row_stride, n_, h);
+    load_row(p_.dtype, args_.x.data, row * args_.x.row_stride, n_, h);
     if (p_.residual) {
-      widen(p_.dtype, args_.residual.data, row * args_.residual.row_stride, n_, other);
+      load_row(p_.dtype, args_.residual.data, row * args_.residual.row_stride, n_, other);
       for (std::int64_t i = 0; i < n_; ++i) h[i] += other[i];
-      narrow(p_.dtype, h, n_, args_.sum.data, row * args_.sum.row_stride);
-      widen(p_.dtype, args_.sum.data, row * args_.sum.row_stride, n_, h);
+      store_row(p_.dtype, args_.sum.data, row * args_.sum.row_stride, n_, h);
+      load_row(p_.dtype, args_.sum.data, row * args_.sum.row_stride, n_, h);
     }
     const auto count = static_cast<float>(n_);
     const float mean = p_.centered ? sum_of(n_, [&](std::int64_t i) { return h[i]; }) / count : 0.0f;
@@ -122,7 +52,7 @@ class Norms {
       if (p_.centered) static_cast<float*>(args_.mean.data)[row] = mean;
     }
     for (std::int64_t i = 0; i < n_; ++i) h[i] = (h[i] - mean) * rstd * weight_[i] + bias_[i];
-    narrow(p_.dtype, h, n_, args_.out.data, row * args_.out.row_stride);
+    store_row(p_.dtype, args_.out.data, row * args_.out.row_stride, n_, h);
   }
 
   // dweight, dbias: the sums of this stretch; null if not wanted.
@@ -130,10 +60,10 @@ class Norms {
     float* x = rows_ + slot * kScratchRows * n_;
     float* dout = x + n_;
     float* dsum = dout + n_;
-    widen(p_.dtype, args_.x.data, row * args_.x.row_stride, n_, x);
-    widen(p_.dtype, args_.dout.data, row * args_.dout.row_stride, n_, dout);
+    load_row(p_.dtype, args_.x.data, row * args_.x.row_stride, n_, x);
+    load_row(p_.dtype, args_.dout.data, row * args_.dout.row_stride, n_, dout);
     if (p_.residual) {
-      widen(p_.dtype, args_.dsum.data, row * args_.dsum.row_stride, n_, dsum);
+      load_row(p_.dtype, args_.dsum.data, row * args_.dsum.row_stride, n_, dsum);
     } else {
       std::fill_n(dsum, n_, 0.0f);
     }
@@ -148,7 +78,7 @@ class Norms {
     const float products = sum_of(n_, [&](std::int64_t i) { return dout[i] * weight_[i] * x[i]; }) / count;
     const float sums = p_.centered ? sum_of(n_, [&](std::int64_t i) { return dout[i] * weight_[i]; }) / count : 0.0f;
     for (std::int64_t i = 0; i < n_; ++i) dsum[i] += rstd * (dout[i] * weight_[i] - x[i] * products - sums);
-    narrow(p_.dtype, dsum, n_, args_.dx.data, row * args_.dx.row_stride);
+    store_row(p_.dtype, args_.dx.data, row * args_.dx.row_stride, n_, dsum);
   }
 
   // sums: [kStretches, 2, n].
@@ -156,8 +86,8 @@ class Norms {
     for (std::int64_t stretch = 1; stretch < kStretches; ++stretch) {
       for (std::int64_t i = 0; i < 2 * n_; ++i) sums[i] += sums[stretch * 2 * n_ + i];
     }
-    if (args_.dweight.data != nullptr) narrow(p_.dtype, sums, n_, args_.dweight.data, 0);
-    if (args_.dbias.data != nullptr) narrow(p_.dtype, sums + n_, n_, args_.dbias.data, 0);
+    if (args_.dweight.data != nullptr) store_row(p_.dtype, args_.dweight.data, 0, n_, sums);
+    if (args_.dbias.data != nullptr) store_row(p_.dtype, args_.dbias.data, 0, n_, sums + n_);
   }
 
  private:
@@ -181,8 +111,8 @@ TESSERA_CLONED void rotate_token(const NormArgs& args, std::int64_t token, float
     position = static_cast<const std::int32_t*>(args.positions.data)[b * args.positions.batch_stride + s];
   }
   if (position >= 0 && position < args.table_rows) {
-    widen(p.table_dtype, args.cos.data, position * args.cos.row_stride, half, cos);
-    widen(p.table_dtype, args.sin.data, position * args.sin.row_stride, half, sin);
+    load_row(p.table_dtype, args.cos.data, position * args.cos.row_stride, half, cos);
+    load_row(p.table_dtype, args.sin.data, position * args.sin.row_stride, half, sin);
   } else {
     std::fill_n(cos, half, std::numeric_limits<float>::quiet_NaN());
     std::fill_n(sin, half, std::numeric_limits<float>::quiet_NaN());
@@ -190,8 +120,8 @@ TESSERA_CLONED void rotate_token(const NormArgs& args, std::int64_t token, float
   const float sign = p.inverse ? -1.0f : 1.0f;
   const std::int64_t step = p.interleaved ? 2 : 1, apart = p.interleaved ? 1 : half;
   for (std::int64_t head = 0; head < p.heads; ++head) {
-    widen(p.dtype, args.x.data, b * args.x.batch_stride + s * args.x.row_stride + head * args.x.head_stride, p.columns,
-          x);
+    load_row(p.dtype, args.x.data, b * args.x.batch_stride + s * args.x.row_stride + head * args.x.head_stride,
+             p.columns, x);
     for (std::int64_t i = 0; i < half; ++i) {
       float& low = x[i * step];
       float& high = x[i * step + apart];
@@ -199,8 +129,8 @@ TESSERA_CLONED void rotate_token(const NormArgs& args, std::int64_t token, float
       low = was * cos[i] - high * sign * sin[i];
       high = high * cos[i] + was * sign * sin[i];
     }
-    narrow(p.dtype, x, p.columns, args.out.data,
-           b * args.out.batch_stride + s * args.out.row_stride + head * args.out.head_stride);
+    store_row(p.dtype, args.out.data, b * args.out.batch_stride + s * args.out.row_stride + head * args.out.head_stride,
+              p.columns, x);
   }
 }
 
@@ -248,5 +178,3 @@ Status run(const NormArgs& args, int threads, void* workspace) {
 }
 
 }  // namespace tessera::norm::cpu_backend
-
-#undef TESSERA_CLONED
