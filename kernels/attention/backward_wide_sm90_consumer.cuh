@@ -2,13 +2,13 @@
 #pragma once
 
 #include "attention/backward_score_mod.cuh"
+#include "attention/backward_sm90_work.cuh"
 #include "attention/backward_turns.cuh"
 #include "attention/backward_wide_sm90_config.h"
 #include "attention/backward_wide_sm90_work.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/global.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
@@ -17,7 +17,6 @@
 #include "tile/dq_sums.cuh"
 #include "tile/mask.h"
 #include "tile/probability.cuh"
-#include "tile/quad.cuh"
 #include "tile/sequence.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -160,34 +159,39 @@ struct BackwardWideSm90Consumer {
     }
   }
 
-  // The lanes of a quad hold a row in pieces of two columns; they exchange them so that each lane has 16 bytes.
-  template <int dim>
-  __forceinline__ void store(const float (&sums)[dim / 2], Bits16* out, Index row_stride, int keys, float factor) {
+  // Runs the main loop, whose products add to sums.
+  template <int values, class MainLoop>
+  static __forceinline__ void sum_up(float (&sums)[values], int steps, const MainLoop& main_loop) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row() + half * 8;
-#pragma unroll
-      for (int n = 0; n < dim / 8; n += 4) {
-        unsigned words[4] = {};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (n + j >= dim / 8) continue;
-          const float* const pair = sums + (n + j) * 4 + half * 2;
-          words[j] = pack<kType>(pair[0] * factor, pair[1] * factor);
-        }
-        transpose_quad(words, lane());
-        if (row < keys && n + lane() % 4 < dim / 8) {
-          store_16(out + row * row_stride + (n + lane() % 4) * 8, {words[0], words[1], words[2], words[3]});
-        }
-      }
+    for (int i = 0; i < values; ++i) sums[i] = 0;
+    wgmma_fence_operand(sums);  // pins the zeroing here: the compiler must not move it to where products are in flight
+    if (steps > 0) {
+      main_loop();
+      wgmma_wait_group<0>();
+      wgmma_fence_operand(sums);
     }
   }
 
-  // If other CTAs have query heads of the group, too. turns: only if deterministic.
+  // What all steps gave: to dK or dV or, if other CTAs have query heads of the group, too, to their sums. turns: only if
+  // deterministic. The CTAs of a cluster meet here.
   template <int dim>
-  __forceinline__ void add(const float (&sums)[dim / 2], const DqSums& to, unsigned* turns,
-                           const BackwardWideSm90Work<config>& work) {
-    add_part<config.deterministic, kTile, dim>(sums, to, turns, p, work, work.first_k + thread() / 32 * 16, lane());
+  __forceinline__ void store(const float (&values)[dim / 2], int steps, void* gradient, const Strides& strides,
+                             float factor, const DqSums& sums, unsigned* turns) {
+    if constexpr (config.cluster > 1) cluster_arrive();
+    // Recomputed, because keeping it would take registers during the whole main loop.
+    const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
+    if constexpr (config.splits_group) {
+      if (steps > 0) {
+        add_part<config.deterministic, kTile, dim>(values, sums, turns, p, work, work.first_k + thread() / 32 * 16,
+                                                   lane());
+      }
+    } else {
+      Bits16* const out = rows_of(gradient, strides, p.cu_seqlens_k, work.batch, work.kv_head);
+      store_gradient<kType, dim>(values, out + work.first_k * strides.seq, strides.seq, work.len_k - work.first_k,
+                                 factor, thread());
+    }
+    // Shared memory must be there until the other CTA no longer uses it.
+    if constexpr (config.cluster > 1) cluster_wait();
   }
 };
 
@@ -313,30 +317,8 @@ struct BackwardWideSm90PWarpgroup : BackwardWideSm90Consumer<config> {
   }
 
   __forceinline__ void run(int steps) {
-#pragma unroll
-    for (int i = 0; i < config.dim_v / 2; ++i) dv[i] = 0;
-    wgmma_fence_operand(dv);  // pins the zeroing here: the compiler must not move it to where products are in flight
-    if (steps > 0) {
-      main_loop(steps);
-      wgmma_wait_group<0>();
-      wgmma_fence_operand(dv);
-    }
-    if constexpr (config.cluster > 1) cluster_arrive();
-    store_all(steps);
-    // Shared memory must be there until the other CTA no longer uses it.
-    if constexpr (config.cluster > 1) cluster_wait();
-  }
-
-  __forceinline__ void store_all(int steps) {
-    // Recomputed, because keeping it would take registers during the whole main loop.
-    const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
-    if constexpr (config.splits_group) {
-      if (steps > 0) this->template add<config.dim_v>(dv, p.dv_sums, p.dv_turns, work);
-      return;
-    }
-    Bits16* const out = rows_of(p.dv, p.dv_strides, p.cu_seqlens_k, work.batch, work.kv_head);
-    this->template store<config.dim_v>(dv, out + work.first_k * p.dv_strides.seq, p.dv_strides.seq,
-                                       work.len_k - work.first_k, 1.0f);
+    this->sum_up(dv, steps, [&] { main_loop(steps); });
+    this->template store<config.dim_v>(dv, steps, p.dv, p.dv_strides, 1.0f, p.dv_sums, p.dv_turns);
   }
 };
 
@@ -443,30 +425,8 @@ struct BackwardWideSm90DsWarpgroup : BackwardWideSm90Consumer<config> {
   }
 
   __forceinline__ void run(int steps) {
-#pragma unroll
-    for (int i = 0; i < config.dim_qk / 2; ++i) dk[i] = 0;
-    wgmma_fence_operand(dk);  // pins the zeroing here: the compiler must not move it to where products are in flight
-    if (steps > 0) {
-      main_loop(steps);
-      wgmma_wait_group<0>();
-      wgmma_fence_operand(dk);
-    }
-    if constexpr (config.cluster > 1) cluster_arrive();
-    store_all(steps);
-    // Shared memory must be there until the other CTA no longer uses it.
-    if constexpr (config.cluster > 1) cluster_wait();
-  }
-
-  __forceinline__ void store_all(int steps) {
-    // Recomputed, because keeping it would take registers during the whole main loop.
-    const BackwardWideSm90Work<config> work(p, recomputed(blockIdx.x));
-    if constexpr (config.splits_group) {
-      if (steps > 0) this->template add<config.dim_qk>(dk, p.dk_sums, p.dk_turns, work);
-      return;
-    }
-    Bits16* const out = rows_of(p.dk, p.dk_strides, p.cu_seqlens_k, work.batch, work.kv_head);
-    this->template store<config.dim_qk>(dk, out + work.first_k * p.dk_strides.seq, p.dk_strides.seq,
-                                        work.len_k - work.first_k, p.scale);
+    this->sum_up(dk, steps, [&] { main_loop(steps); });
+    this->template store<config.dim_qk>(dk, steps, p.dk, p.dk_strides, p.scale, p.dk_sums, p.dk_turns);
   }
 };
 

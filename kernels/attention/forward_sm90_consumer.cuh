@@ -159,14 +159,17 @@ struct ForwardSm90Consumer {
     }
   }
 
-  // A key tile that none of these rows sees.
+  // A key tile that none of these rows sees. No product keeps the lanes together here: a stage is released when all have
+  // seen it full, because the mbarrier of a stage that is filled again has the parity of the phase before.
   __forceinline__ void skip_tile() {
     ping_pong_wait();
     ping_pong_arrive();
     wait(kAt.k_full, k_pipe.index, k_pipe.parity);
+    __syncwarp();
     release(kAt.k_empty, k_pipe.index);
     k_pipe.advance();
     wait(kAt.v_full, v_pipe.index, v_pipe.parity);
+    __syncwarp();
     release(kAt.v_empty, v_pipe.index);
     v_pipe.advance();
   }

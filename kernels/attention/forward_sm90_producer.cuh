@@ -115,6 +115,8 @@ struct ForwardSm90Producer {
   // Waits until the next stage of Q is empty and returns its full barrier.
   __forceinline__ unsigned acquire_q() {
     mbarrier_wait_parity(shared + kAt.q_empty + q_pipe.index * kMbarrierBytes, q_pipe.parity ^ 1);
+    // If the producer is a warp, no lane passes the stage on before all have seen it empty.
+    if constexpr (config.page_box > 0) __syncwarp();
     return shared + kAt.q_full + q_pipe.index * kMbarrierBytes;
   }
   // With packed GQA, the map has heads on its second axis and queries on its third, and a box holds all heads of a

@@ -419,11 +419,12 @@ const char* Grid::run() {
   return machine_->wrong;
 }
 
-// Other warps may overtake this one. In every other launch the lanes of a warp that have come to as many points fall behind
+// Other warps may overtake this one. In half of the launches the lanes of a warp that have come to as many points fall behind
 // together; in the others each does so alone, which a GPU may do, too.
 void fall_behind_at(unsigned point) {
-  const unsigned seed = machine->launch.seed, who = seed % 2 == 0 ? threadIdx.x / 32 : threadIdx.x;
-  unsigned hash = seed * 0x9e3779b9u + point * 0x85ebca6bu + who * 0xc2b2ae35u;
+  const unsigned seed = machine->launch.seed * 0x9e3779b9u;
+  const bool alone = (seed >> 31) != 0;
+  unsigned hash = seed + point * 0x85ebca6bu + (alone ? threadIdx.x : threadIdx.x / 32) * 0xc2b2ae35u;
   hash = (hash ^ hash >> 15) * 0x2c1b3c6du;
   if ((hash >> 12) % 4 == 0) switch_to_scheduler();
 }

@@ -138,8 +138,12 @@ TEST(Emulated, a_stage_that_is_released_before_all_lanes_have_seen_it_shows) {
         }
       }));
     }
-    EXPECT_EQ(said.size(), gathers ? 1u : 2u) << *said.rbegin();
-    EXPECT_EQ(*said.begin(), "");
+    EXPECT_EQ(*said.begin(), "") << "no seed lets it end";
+    if (gathers) {
+      EXPECT_EQ(said.size(), 1u) << *said.rbegin();
+    } else {
+      EXPECT_NE(said.rbegin()->find("wait for each other"), std::string::npos) << "all seeds let it end";
+    }
   }
 }
 

@@ -83,6 +83,7 @@ void add_prefill(std::vector<Case>& out, DType dtype, std::int64_t hq, std::int6
   add(70, {causal(), edges, status()});
   add(70, {edges, cache_batch_idx({3, 1, 0, 7, 5, 4, 8}, 9), leftpad({0, 0, 0, 17, 128, 1, 64})});
   add(130, {causal(), edges, paged(16)});
+  add(130, {cache_lengths({0, 0, 0, 0, 0, 0, 260}), paged(16)});  // tiles without keys, one after the other
   add(70, {window(75, 10), edges, paged(64)});
   add(70, {causal(), edges, paged(256), layout(Layout::kPadded)});
   add(40, {causal(), edges, paged(24), softcap(2), alibi()});

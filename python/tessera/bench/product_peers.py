@@ -1,6 +1,7 @@
 """Other libraries' products, MLPs, experts, losses and norms, where they have them. Each is imported when it is first called: what
 is not installed, or refuses a shape, is left out of its row, which says why."""
 
+import functools
 import importlib.util
 
 PEERS = {"compiled": "torch", "quack": "quack", "liger": "liger_kernel"}  # name -> the package that must be installed
@@ -42,7 +43,13 @@ def quack_gemm(a, b, **options):
     return gemm(a, b, **options)
 
 
+def quack_gemm_split(a, b):
+    """For products of few tiles and many terms: each tile is computed by four blocks."""
+    return quack_gemm(a, b, split_k=4)
+
+
 def quack_mlp(x, up, down):
+    """The hidden columns must be a multiple of 8."""
     from quack.mlp import mlp_func
 
     return mlp_func(x, up, down, "silu")
@@ -58,7 +65,8 @@ def quack_gated_mlp(x, gate_and_up, down):
 def quack_linear_cross_entropy(x, weight, target):
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
-    return chunked_linear_cross_entropy(x, weight, target)
+    # It refuses chunks of as many rows as x has columns: it tells one from the other by their number.
+    return chunked_linear_cross_entropy(x, weight, target, chunk_size=4096 if x.shape[1] != 4096 else 2048)
 
 
 def quack_rms_norm(x, weight, residual=None):
@@ -84,10 +92,27 @@ def liger_gated_mlp(x, up, down, gate):
     return linear(LigerSiLUMulFunction.apply(linear(x, gate), linear(x, up)), down)
 
 
+def is_for_many_rows(config):
+    sizes = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_H": 512}
+    return config.num_stages < 5 and all(config.kwargs.get(name, size) == size for name, size in sizes.items())
+
+
+@functools.cache
+def prepare_liger_experts():
+    """Of the tiles that each of its kernels tries, leaves those for many rows, if there are any: it compiles one after the
+    other, and all of them take ten minutes."""
+    from liger_kernel.ops import fused_moe_kernels
+
+    for kernel in vars(fused_moe_kernels).values():
+        if isinstance(getattr(kernel, "configs", None), list):
+            kernel.configs = [each for each in kernel.configs if is_for_many_rows(each)] or kernel.configs
+
+
 def liger_experts(x, gate_and_up, down, chosen, weights):
     """chosen, weights [tokens, top_k]; gate_and_up [experts, 2 hidden, width], one matrix above the other."""
     from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 
+    prepare_liger_experts()
     return LigerFusedMoEFunction.apply(x, gate_and_up, down, chosen, weights)
 
 

@@ -77,8 +77,8 @@ class Rows:
             with self.torch.enable_grad():
                 out = function(*leaves)
             if not dout:
-                self.torch.manual_seed(2)  # the same for all entrants
-                dout.append(self.torch.randn_like(out))
+                self.torch.manual_seed(2)  # the same for all entrants; that of a loss is 1, which some need not multiply by
+                dout.append(self.torch.randn_like(out) if out.ndim else self.torch.ones_like(out))
             return self.torch.autograd.grad(out, leaves, dout[0])
 
         return call
@@ -133,7 +133,8 @@ class Rows:
                     "pytorch": by(torch.mm, name, *given),
                     f"pytorch {s.padded}": by(torch.mm, name, *wider),
                     f"pytorch compiled {s.padded}": by(compiled(torch.mm), name, *wider),
-                    f"quack {s.padded}": by(product_peers.quack_gemm, name, *wider),
+                    f"quack {s.padded}": by(product_peers.quack_gemm_split if name in ("dup", "ddown") else
+                                            product_peers.quack_gemm, name, *wider),
                 }
 
             yield Row(f"product/{name}/{m}x{k}x{s.hidden}", self.rate, 2 * m * k * s.hidden, make)
@@ -145,23 +146,29 @@ class Rows:
         def composed(x, up, down):
             return F.linear(F.silu(F.linear(x, up)), down)
 
-        plain = {"tessera": t.mlp, "pytorch": composed, "pytorch compiled": compiled(composed), "quack": product_peers.quack_mlp}
+        plain = {"tessera": t.mlp, "pytorch": composed, "pytorch compiled": compiled(composed),
+                 "pytorch padded": composed, "quack padded": product_peers.quack_mlp}
 
         def inputs(m, k, h):
             return self.tensor(m, k), self.weight(h, k), self.weight(k, h)
 
-        def forward(of):
-            def make():
-                given = inputs(m, k, h)
-                return {name: lambda f=f: f(*given) for name, f in of.items()}
+        def padded(x, up, down):
+            """With more hidden columns, all zeros: the same function."""
+            more = s.padded - h
+            return x, F.pad(up, (0, 0, 0, more)), F.pad(down, (0, more))
 
-            return make
+        def given_to(name, given):
+            return padded(*given) if "padded" in name else given
+
+        def forward():
+            given = inputs(m, k, h)
+            return {name: lambda f=f, own=given_to(name, given): f(*own) for name, f in plain.items()}
 
         def trained():
             given = inputs(m, k, h)
-            return {name: self.trained(f, given) for name, f in plain.items()}
+            return {name: self.trained(f, given_to(name, given)) for name, f in plain.items()}
 
-        yield Row(f"mlp/forward/{m}x{k}x{h}", self.rate, 4 * m * k * h, forward(plain))
+        yield Row(f"mlp/forward/{m}x{k}x{h}", self.rate, 4 * m * k * h, forward)
         yield Row(f"mlp/forward+backward/{m}x{k}x{h}", self.rate, 12 * m * k * h, trained)
         gm, gk, gh = s.gated
 
