@@ -118,7 +118,7 @@ TEST(Emulated, a_barrier_that_is_left_out_shows) {
 TEST(Emulated, a_stage_that_is_released_before_all_lanes_have_seen_it_shows) {
   for (const bool gathers : {false, true}) {
     std::set<std::string> said;
-    for (unsigned seed = 0; seed < 20; ++seed) {
+    for (unsigned seed = 0; seed < 100; ++seed) {
       said.insert(run_kernel({.seed = seed}, [&] {
         constexpr unsigned kEmpty = kFull + kMbarrierBytes, kFills = 4;
         if (threadIdx.x == 0) {
