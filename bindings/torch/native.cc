@@ -464,13 +464,16 @@ PyObject* forward_if_plain(PyObject*, PyObject* const* values, Py_ssize_t count)
   return run_forward(values, values + 3, is_true(values[7]), &in);
 }
 
-// setup(Error, members: dict, dlpack: bool) -> whether tensors are read through DLPack
+// setup(Error, members: dict, dlpack: bool, loop: address of a tessera_parallel_loop or 0) -> whether tensors are read
+// through DLPack
 PyObject* setup(PyObject*, PyObject* args) {
   PyObject* error = nullptr;
   PyObject* members = nullptr;
   int dlpack = 1;
-  if (PyArg_ParseTuple(args, "OO!p", &error, &PyDict_Type, &members, &dlpack) == 0) return nullptr;
+  unsigned long long loop = 0;
+  if (PyArg_ParseTuple(args, "OO!pK", &error, &PyDict_Type, &members, &dlpack, &loop) == 0) return nullptr;
   if (!set_up(error, members, dlpack != 0)) return nullptr;
+  if (!succeeded(tessera_set_parallel_loop(reinterpret_cast<tessera_parallel_loop>(loop)))) return nullptr;
   return PyBool_FromLong(torch.exchange != nullptr);
 }
 

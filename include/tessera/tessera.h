@@ -55,6 +55,15 @@ TESSERA_API const char* tessera_last_error(void);
 TESSERA_API tessera_status tessera_set_num_threads(int32_t threads);
 TESSERA_API int32_t tessera_num_threads(void);
 
+/* Runs the CPU backend's work on another pool of threads, so that two do not compete for the cores. `loop` calls
+ * body(first, last, context) for ranges that together are [begin, end), none shorter than `grain` if it can, from several
+ * threads at once if it has them, and returns 0 when all calls have returned; it may be called from several threads and
+ * from within a body. PyTorch's torch_parallel_for is such a function. Process-wide; null: threads of Tessera's own, which
+ * a child process after fork() uses in any case. */
+typedef int32_t (*tessera_parallel_loop)(int64_t begin, int64_t end, int64_t grain,
+                                         void (*body)(int64_t first, int64_t last, void* context), void* context);
+TESSERA_API tessera_status tessera_set_parallel_loop(tessera_parallel_loop loop);
+
 /* ---- Tensors: the layout of DLPack's DLTensor, so a DLTensor* may be passed as a tessera_tensor*. ---- */
 
 enum { TESSERA_CPU = 1, TESSERA_CUDA = 2 }; /* DLDeviceType */

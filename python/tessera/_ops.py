@@ -7,6 +7,8 @@ PyTorch has no public function for some of what a short eager call must know. Ea
 fallback for a PyTorch without it: slower, with the same results (tests/python/test_private_symbols.py).
 """
 
+import ctypes
+
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
@@ -55,6 +57,16 @@ def _has_interpreters():
     return peek is not None and peek() is not None
 
 
+def _parallel_loop():
+    """The address of PyTorch's loop over its own threads; 0 before 2.10. Threads of Tessera's would compete for the cores with
+    PyTorch's, which stay awake for a while after each operation."""
+    try:
+        loop = ctypes.CDLL(torch._C.__file__).torch_parallel_for  # it is found in what this library needs
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(loop, ctypes.c_void_p).value
+
+
 def _set_up(dlpack=None):
     global is_transforming  # whether a transform of torch.func is active
     is_transforming = _private("_C._are_functorch_transforms_active") or _has_interpreters
@@ -76,7 +88,7 @@ def _set_up(dlpack=None):
         "interceptors": _interceptors(),
         "forward_ad": forward_ad,
     }
-    return _native.setup(Error, members, dlpack)
+    return _native.setup(Error, members, dlpack, _parallel_loop())
 
 
 _set_up()

@@ -6,6 +6,7 @@
 #include "api/plan.h"
 #include "base/format.h"
 #include "base/tensor.h"
+#include "cpu/thread_pool.h"
 #include "cpu/threads.h"
 #include "tessera/tessera.h"
 
@@ -61,6 +62,11 @@ tessera_status tessera_set_num_threads(int32_t threads) {
     tessera::cpu::set_threads(threads);
     return {};
   });
+}
+
+tessera_status tessera_set_parallel_loop(tessera_parallel_loop loop) {
+  tessera::cpu::set_loop(loop);
+  return TESSERA_OK;
 }
 
 int32_t tessera_num_threads(void) { return tessera::cpu::threads_in_use(); }

@@ -1,4 +1,4 @@
-// Rows of elements as fp32, and functions of them: loops without branches, which compilers vectorise.
+// Elements as fp32, rows of them, and functions of fp32 without branches, whose loops compilers vectorise.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 #include "base/dtype.h"
 
-// Functions that are compiled for several levels of x86, with all that they call; the loader chooses. Sanitizers are not
-// ready when it does.
+// Functions that are compiled for several levels of x86, with what they call that is inline; the loader chooses. Sanitizers
+// are not ready when it does.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TESSERA_CLONED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), flatten))
 #else
@@ -60,30 +60,8 @@ inline void store(DType dtype, void* data, std::int64_t at, float value) {
 }
 
 // `count` elements from data[at] on.
-inline void load_row(DType dtype, const void* data, std::int64_t at, std::int64_t count, float* to) {
-  if (dtype == DType::kFloat32) {
-    std::copy_n(static_cast<const float*>(data) + at, count, to);  // unlike memcpy, takes null pointers if count is 0
-    return;
-  }
-  const std::uint16_t* from = static_cast<const std::uint16_t*>(data) + at;
-  if (dtype == DType::kBFloat16) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = float_of_bfloat(from[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = float_of_half(from[i]);
-  }
-}
-inline void store_row(DType dtype, void* data, std::int64_t at, std::int64_t count, const float* from) {
-  if (dtype == DType::kFloat32) {
-    std::copy_n(from, count, static_cast<float*>(data) + at);
-    return;
-  }
-  std::uint16_t* to = static_cast<std::uint16_t*>(data) + at;
-  if (dtype == DType::kBFloat16) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = bfloat_of(from[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
-  }
-}
+void load_row(DType dtype, const void* data, std::int64_t at, std::int64_t count, float* to);
+void store_row(DType dtype, void* data, std::int64_t at, std::int64_t count, const float* from);
 
 // The sum of term(i), in lanes that compilers put into vector registers.
 template <class Term>

@@ -250,17 +250,35 @@ struct PoolHolder {
 
 PoolHolder holder;
 
+std::atomic<Loop> other_loop{nullptr};
+std::atomic<pid_t> other_loop_of{0};  // the process whose threads it has
+
+Loop loop_of_this_process() {
+  const Loop loop = other_loop.load(std::memory_order_acquire);
+  return loop != nullptr && other_loop_of.load(std::memory_order_relaxed) == getpid() ? loop : nullptr;
+}
+
 }  // namespace
+
+void set_loop(Loop loop) {
+  other_loop_of.store(getpid(), std::memory_order_relaxed);
+  other_loop.store(loop, std::memory_order_release);
+}
 
 void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* context) {
   const int slots = static_cast<int>(std::min<std::int64_t>(std::max(threads, 1), tasks));
-  Pool* pool = slots > 1 ? holder.get() : nullptr;
-  if (pool == nullptr) {
-    for (std::int64_t task = 0; task < tasks; ++task) function(context, task, 0);
-    return;
-  }
   Job job{function, context, tasks, slots};
-  pool->run(job);
+  if (slots > 1) {
+    if (const Loop loop = loop_of_this_process()) {
+      const auto work = [](std::int64_t first, std::int64_t last, void* of) {
+        if (first < last) static_cast<Job*>(of)->work(static_cast<int>(first));
+      };
+      loop(0, slots, 1, work, &job);
+    } else if (Pool* pool = holder.get()) {
+      pool->run(job);
+    }
+  }
+  job.work(0);  // what no other thread has done
 }
 
 }  // namespace tessera::cpu

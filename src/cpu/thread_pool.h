@@ -14,6 +14,11 @@ using TaskFunction = void (*)(void* context, std::int64_t task, int slot);
 // started: callers may be concurrent or nested, and a child process after fork() starts its own pool.
 void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* context);
 
+// Another pool's loop, instead of the threads here: tessera_parallel_loop. Null: the threads here.
+using Loop = std::int32_t (*)(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                              void (*body)(std::int64_t first, std::int64_t last, void* context), void* context);
+void set_loop(Loop loop);
+
 template <class F>
 void parallel_for(std::int64_t tasks, int threads, F&& body) {
   using Body = std::remove_reference_t<F>;

@@ -61,7 +61,7 @@ TESSERA_CLONED void gated_row(const MlpArgs& args, std::int64_t row) {
   constexpr std::int64_t kChunk = 256;
   const MlpProblem& p = args.problem;
   const bool backward = p.op == MlpOp::kBackward;
-  float before[kChunk], gate[kChunk], dhidden[kChunk], hidden[kChunk];
+  float before[kChunk], gate[kChunk], slope[kChunk], dhidden[kChunk], hidden[kChunk];
   for (std::int64_t first = 0; first < p.hidden; first += kChunk) {
     const std::int64_t count = std::min(kChunk, p.hidden - first);
     const auto read = [&](MlpTensor t, float* to) {
@@ -74,13 +74,13 @@ TESSERA_CLONED void gated_row(const MlpArgs& args, std::int64_t row) {
     read(MlpTensor::kBefore, before);
     read(MlpTensor::kBeforeGate, gate);
     if (backward) read(MlpTensor::kDhidden, dhidden);
-    with_activation(p.activation, [&](auto activation) {
-      constexpr int kF = decltype(activation)::value;
-      for (std::int64_t i = 0; i < count; ++i) hidden[i] = before[i] * activated<kF>(gate[i]);
-      if (!backward) return;
-      for (std::int64_t i = 0; i < count; ++i) before[i] *= dhidden[i] * derivative<kF>(gate[i]);
-      for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= activated<kF>(gate[i]);
-    });
+    if (backward) derivative(p.activation, gate, count, slope);
+    activated(p.activation, gate, count, gate);
+    for (std::int64_t i = 0; i < count; ++i) hidden[i] = before[i] * gate[i];
+    if (backward) {
+      for (std::int64_t i = 0; i < count; ++i) before[i] *= dhidden[i] * slope[i];
+      for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= gate[i];
+    }
     if (backward) {
       write(MlpTensor::kDbefore, dhidden);
       write(MlpTensor::kDbeforeGate, before);

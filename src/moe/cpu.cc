@@ -172,7 +172,7 @@ TESSERA_CLONED void elements_row(const MoeArgs& args, std::int64_t row) {
   const MoeProblem& p = args.problem;
   const bool gated = p.has(T::kGate);
   const float weight = args.data<float>(T::kRowWeights)[row];
-  float before[kChunk], dhidden[kChunk], gate[kChunk], hidden[kChunk], sum = 0;
+  float before[kChunk], dhidden[kChunk], gate[kChunk], active[kChunk], slope[kChunk], hidden[kChunk], sum = 0;
   for (std::int64_t first = 0; first < p.hidden; first += kChunk) {
     const std::int64_t count = std::min(kChunk, p.hidden - first);
     const auto read = [&](T t, float* to) {
@@ -186,23 +186,17 @@ TESSERA_CLONED void elements_row(const MoeArgs& args, std::int64_t row) {
     read(T::kBefore, before);
     read(T::kDhidden, dhidden);
     if (gated) read(T::kBeforeGate, gate);
-    with_activation(p.activation, [&](auto activation) {
-      constexpr int kF = decltype(activation)::value;
-      if (gated) {
-        for (std::int64_t i = 0; i < count; ++i) hidden[i] = before[i] * activated<kF>(gate[i]);
-      } else {
-        for (std::int64_t i = 0; i < count; ++i) hidden[i] = activated<kF>(before[i]);
-      }
-      sum += tessera::cpu::sum_of(count, [&](std::int64_t i) { return dhidden[i] * hidden[i]; });
-      for (std::int64_t i = 0; i < count; ++i) hidden[i] *= weight;
-      for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= weight;
-      if (gated) {
-        for (std::int64_t i = 0; i < count; ++i) before[i] *= dhidden[i] * derivative<kF>(gate[i]);
-        for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= activated<kF>(gate[i]);
-      } else {
-        for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= derivative<kF>(before[i]);
-      }
-    });
+    const float* const of = gated ? gate : before;
+    derivative(p.activation, of, count, slope);
+    activated(p.activation, of, count, active);
+    for (std::int64_t i = 0; i < count; ++i) hidden[i] = gated ? before[i] * active[i] : active[i];
+    sum += tessera::cpu::sum_of(count, [&](std::int64_t i) { return dhidden[i] * hidden[i]; });
+    for (std::int64_t i = 0; i < count; ++i) {
+      hidden[i] *= weight;
+      dhidden[i] *= weight;
+      if (gated) before[i] *= dhidden[i] * slope[i];
+      dhidden[i] *= gated ? active[i] : slope[i];
+    }
     write(T::kHidden, hidden);
     write(T::kDbefore, dhidden);
     if (gated) write(T::kDbeforeGate, before);

@@ -442,6 +442,23 @@ TEST(Threads, count_is_settable_and_bounded) {
   EXPECT_GE(tessera_num_threads(), 1);
 }
 
+TEST(Threads, another_pools_loop_runs_the_work) {
+  static int ranges = 0;
+  const auto loop = [](std::int64_t begin, std::int64_t end, std::int64_t,
+                       void (*body)(std::int64_t, std::int64_t, void*), void* context) -> std::int32_t {
+    ++ranges;
+    body(begin, end, context);
+    return 0;
+  };
+  ASSERT_EQ(tessera_set_num_threads(2), TESSERA_OK);
+  ASSERT_EQ(tessera_set_parallel_loop(loop), TESSERA_OK);
+  Call call = forward_call();
+  EXPECT_EQ(tessera_attention_run(TESSERA_ATTENTION_FORWARD, &call.args, nullptr, 0, nullptr), TESSERA_OK);
+  EXPECT_GT(ranges, 0);
+  ASSERT_EQ(tessera_set_parallel_loop(nullptr), TESSERA_OK);
+  ASSERT_EQ(tessera_set_num_threads(0), TESSERA_OK);
+}
+
 TEST(Explain, answers_for_devices_that_are_not_present_and_looks_at_no_data) {
   Call call = forward_call();
   for (auto& [name, tensor] : call.tensors) tensor.view.data = nullptr;

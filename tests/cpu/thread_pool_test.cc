@@ -69,5 +69,57 @@ TEST(ThreadPool, a_forked_child_has_its_own_pool) {
   EXPECT_EQ(sum, 200);
 }
 
+std::atomic<int> loops{0};
+
+// A loop of the caller's, on two threads, the second of which has all but one of the numbers.
+std::int32_t loop_on_two_threads(std::int64_t begin, std::int64_t end, std::int64_t,
+                                 void (*body)(std::int64_t first, std::int64_t last, void* context), void* context) {
+  ++loops;
+  std::thread other([=] { body(begin + 1, end, context); });
+  body(begin, begin + 1, context);
+  other.join();
+  return 0;
+}
+
+std::int32_t loop_that_fails(std::int64_t, std::int64_t, std::int64_t, void (*)(std::int64_t, std::int64_t, void*),
+                             void*) {
+  ++loops;
+  return 1;
+}
+
+TEST(ThreadPool, another_loop_runs_every_task_once_even_if_it_fails) {
+  for (const Loop loop : {loop_on_two_threads, loop_that_fails}) {
+    loops = 0;
+    set_loop(loop);
+    std::vector<std::atomic<int>> runs(1000);
+    int slots[4][16] = {};  // plain memory, as above
+    parallel_for(1000, 4, [&](std::int64_t task, int slot) {
+      ++runs[static_cast<std::size_t>(task)];
+      ++slots[slot][0];
+    });
+    set_loop(nullptr);
+    EXPECT_EQ(loops, 1);
+    for (const auto& each : runs) EXPECT_EQ(each, 1);
+  }
+}
+
+TEST(ThreadPool, a_forked_child_does_not_use_its_parents_loop) {
+  if (tests::sanitizers() == "thread") GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts threads";
+  loops = 0;
+  set_loop(loop_on_two_threads);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(30);
+    std::atomic<int> mine{0};
+    parallel_for(100, 3, [&](std::int64_t, int) { ++mine; });
+    _exit(mine == 100 && loops == 0 ? 0 : 1);
+  }
+  set_loop(nullptr);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 }  // namespace
 }  // namespace tessera::cpu

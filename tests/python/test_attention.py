@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -503,6 +505,22 @@ def test_threads_follow_torch():
     finally:
         torch.set_num_threads(before)
     assert torch.allclose(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+THREADS = """
+import os, torch, tessera
+torch.set_num_threads(4)
+torch.ones(1 << 20).add_(1)  # starts PyTorch's threads
+before = len(os.listdir("/proc/self/task"))
+tessera.attention(*(torch.randn(2, 64, 4, 64) for _ in range(3)))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 10), reason="PyTorch's loop is no C function before 2.10")
+def test_it_has_no_threads_beside_pytorchs():
+    said = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["0"]
 
 
 def test_many_threads_may_call_at_once(device, dtype):

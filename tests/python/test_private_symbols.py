@@ -184,6 +184,14 @@ def patched(monkeypatch):
     _ops._set_up()
 
 
+def test_without_pytorchs_loop_it_has_threads_of_its_own(patched):
+    assert (_ops._parallel_loop() != 0) == (VERSION >= (2, 10))
+    patched.setattr(ctypes, "CDLL", lambda path: object())
+    assert _ops._parallel_loop() == 0
+    _ops._set_up()
+    check_forward_and_backward("cpu", torch.bfloat16)
+
+
 def test_the_versions_that_have_the_exchange_table():
     assert hasattr(torch.Tensor, TABLE) == _ops._set_up() == (VERSION >= (2, 10))
 

@@ -107,20 +107,19 @@ class Task {
     if (p_.preactivation) {
       store_row(p_.dtype, args_.preactivation.data, row * args_.preactivation.row_stride + first_n, columns, x);
     }
-    with_activation(p_.activation, [&](auto activation) {
-      constexpr int kF = decltype(activation)::value;
-      if (p_.gradient) {
-        load_row(p_.dtype, args_.saved.data, row * args_.saved.row_stride + first_n, columns, other);
-        for (std::int64_t j = 0; j < columns; ++j) x[j] *= derivative<kF>(other[j]);
-      } else if (p_.gated) {
-        float gate[kBlockN];
-        row_of(gate_, i, columns, gate);
-        if (p_.bias) add(p_.dtype, args_.gate_bias.data, first_n, gate);
-        for (std::int64_t j = 0; j < columns; ++j) x[j] *= activated<kF>(gate[j]);
-      } else if (kF != kIdentity) {
-        for (std::int64_t j = 0; j < columns; ++j) x[j] = activated<kF>(x[j]);
-      }
-    });
+    if (p_.gradient) {
+      load_row(p_.dtype, args_.saved.data, row * args_.saved.row_stride + first_n, columns, other);
+      derivative(p_.activation, other, columns, other);
+      for (std::int64_t j = 0; j < columns; ++j) x[j] *= other[j];
+    } else if (p_.gated) {
+      float gate[kBlockN];
+      row_of(gate_, i, columns, gate);
+      if (p_.bias) add(p_.dtype, args_.gate_bias.data, first_n, gate);
+      activated(p_.activation, gate, columns, gate);
+      for (std::int64_t j = 0; j < columns; ++j) x[j] *= gate[j];
+    } else if (p_.activation != kIdentity) {
+      activated(p_.activation, x, columns, x);
+    }
     if (p_.residual) add(p_.out_dtype, args_.residual.data, row * args_.residual.row_stride + first_n, x);
     store_row(p_.out_dtype, args_.out.data, row * args_.out.row_stride + first_n, columns, x);
   }
