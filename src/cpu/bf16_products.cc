@@ -132,9 +132,8 @@ constexpr std::int64_t kTile = 16;       // rows of a tile register
 constexpr std::int64_t kTileBytes = 64;  // bytes in a row of one
 constexpr std::int64_t kResident = 4;    // tiles of rhs kept in registers
 
-// One panel of rhs, kSteps * 32 deep, stays in tiles 4 to 7 while the rows of lhs stream through tile 1 and their sums
-// through tile 0. Streaming one operand past the other suits AMX: a block of 2 x 2 sums, which loads both operands
-// at every step, was measured at a third of the speed.
+// For few terms, kSteps * 32: a panel of rhs stays in tiles 4 to 7 while the rows of lhs stream through tiles 1 to 3 and their
+// sums through tile 0. With 128 terms, this was measured at 1.25 times the speed of blocks of 2 x 2 sums.
 template <int kSteps>
 void amx_panel(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, float* result, std::int64_t rows,
                bool accumulate) {
@@ -166,21 +165,70 @@ void amx_panel(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, float*
   }
 }
 
+// For many terms: the sums of kTiles tiles of lhs by kPanels panels of rhs, one or two of each, stay in tiles 0 to 3 while a
+// step loads every operand once: 1.2 to 1.3 times the speed of the above with 256 terms and more.
+template <int kTiles, int kPanels>
+void amx_block(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, std::int64_t rhs_stride, float* result,
+               std::int64_t result_stride, std::int64_t steps, bool accumulate) {
+  constexpr bool kTwoTiles = kTiles == 2, kTwoPanels = kPanels == 2;
+  float* const below = result + kTile * kW;
+  if (accumulate) {
+    _tile_loadd(0, result, kTileBytes);
+    if constexpr (kTwoTiles) _tile_loadd(1, below, kTileBytes);
+    if constexpr (kTwoPanels) _tile_loadd(2, result + result_stride, kTileBytes);
+    if constexpr (kTwoTiles && kTwoPanels) _tile_loadd(3, below + result_stride, kTileBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (std::int64_t step = 0; step < steps; ++step, lhs += lhs_stride, rhs += kTile * kPairLine) {
+    _tile_loadd(4, lhs, kTileBytes);
+    _tile_loadd(6, rhs, kTileBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kTwoTiles) _tile_loadd(5, lhs + kTile * kPairLine, kTileBytes);
+    if constexpr (kTwoTiles) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (kTwoPanels) _tile_loadd(7, rhs + rhs_stride, kTileBytes);
+    if constexpr (kTwoPanels) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (kTwoTiles && kTwoPanels) _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, result, kTileBytes);
+  if constexpr (kTwoTiles) _tile_stored(1, below, kTileBytes);
+  if constexpr (kTwoPanels) _tile_stored(2, result + result_stride, kTileBytes);
+  if constexpr (kTwoTiles && kTwoPanels) _tile_stored(3, below + result_stride, kTileBytes);
+}
+
+template <int kPanels>
+void amx_panels(const Bits* lhs, std::int64_t lhs_stride, const Bits* rhs, std::int64_t rhs_stride, float* result,
+                std::int64_t result_stride, std::int64_t m, std::int64_t steps, bool accumulate) {
+  std::int64_t row = 0;
+  for (; row + kTile < m; row += 2 * kTile) {
+    amx_block<2, kPanels>(lhs + row * kPairLine, lhs_stride, rhs, rhs_stride, result + row * kW, result_stride, steps,
+                          accumulate);
+  }
+  if (row < m) {
+    amx_block<1, kPanels>(lhs + row * kPairLine, lhs_stride, rhs, rhs_stride, result + row * kW, result_stride, steps,
+                          accumulate);
+  }
+}
+
 void multiply_amx(const void* lhs_data, std::int64_t lhs_stride, const void* rhs_data, std::int64_t rhs_stride,
                   float* result, std::int64_t result_stride, std::int64_t m, int panels, std::int64_t k,
                   bool accumulate) {
   const std::int64_t steps = round_up(k, kPairLine) / kPairLine;
-  const std::int64_t rows = round_up(m, kTile);
-  for (int panel = 0; panel < panels; ++panel, result += result_stride) {
-    const Bits* lhs = static_cast<const Bits*>(lhs_data);
-    const Bits* rhs = static_cast<const Bits*>(rhs_data) + panel * rhs_stride;
-    for (std::int64_t step = 0; step < steps; step += kResident) {
-      const std::int64_t now = std::min(steps - step, kResident);
-      const auto run = now == 4 ? amx_panel<4> : now == 3 ? amx_panel<3> : now == 2 ? amx_panel<2> : amx_panel<1>;
-      run(lhs, lhs_stride, rhs, result, rows, accumulate || step > 0);
-      lhs += kResident * lhs_stride;
-      rhs += kResident * kTile * kPairLine;
+  const Bits* const lhs = static_cast<const Bits*>(lhs_data);
+  const Bits* rhs = static_cast<const Bits*>(rhs_data);
+  if (steps > kResident) {
+    for (; panels > 0; panels -= 2, rhs += 2 * rhs_stride, result += 2 * result_stride) {
+      const auto run = panels > 1 ? amx_panels<2> : amx_panels<1>;
+      run(lhs, lhs_stride, rhs, rhs_stride, result, result_stride, m, steps, accumulate);
     }
+    return;
+  }
+  const auto run = steps == 4 ? amx_panel<4> : steps == 3 ? amx_panel<3> : steps == 2 ? amx_panel<2> : amx_panel<1>;
+  for (; panels > 0; --panels, rhs += rhs_stride, result += result_stride) {
+    run(lhs, lhs_stride, rhs, result, round_up(m, kTile), accumulate);
   }
 }
 

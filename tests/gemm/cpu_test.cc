@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu/products.h"
+#include "cpu/threads.h"
 #include "tests/isa_limit.h"
 #include "tests/verify/expect_all_pass.h"
 #include "verify/check.h"
@@ -26,6 +27,16 @@ TEST(Cpu, every_quick_case_passes_with_older_instructions) {
     SCOPED_TRACE(name_of(isa));
     expect_all_pass("quick", 1);
   }
+}
+
+// With one thread, a task has several blocks of columns and keeps its packed rows for all of them.
+TEST(Cpu, products_of_many_columns_on_one_thread) {
+  cpu::set_threads(1);
+  std::vector<Case> wide = suite("full");
+  std::erase_if(wide, [](const Case& c) { return c.problem.n != 2100; });
+  EXPECT_EQ(wide.size(), 6u);
+  verify::expect_all_pass(wide, gemm_case, 1);
+  cpu::set_threads(0);
 }
 
 TEST(Cpu, every_hostile_case_passes) { expect_all_pass("hostile", 1); }

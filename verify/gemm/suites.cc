@@ -129,6 +129,9 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {72, 56, 5000}, {transposed(true, true)}));
     out.push_back(make(dtype, {61, 45, 4099}, {transposed(true, true), residual(), to_fp32()}));
     out.push_back(make(dtype, {16, 130, 4096}, {bias(), activation(kGeluTanh), preactivation()}));
+    // Many columns: the CPU keeps rows of A that it has packed.
+    out.push_back(make(dtype, {200, 2100, 600}));
+    out.push_back(make(dtype, {110, 2100, 530}, {gated(), activation(kSilu), transposed(true, false)}));
     // Pairs of column tiles that share A.
     if (dtype == DType::kBFloat16)
       out.push_back(make(dtype, {1152, 384, 12000}, {sampled(60), transposed(true, true)}));

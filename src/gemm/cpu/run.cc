@@ -1,4 +1,4 @@
-// Each task computes a block of out: it packs panels of A and B, multiplies them, and applies the epilogue.
+// Each task computes a part of out, block by block: it packs panels of A and B, multiplies them, and applies the epilogue.
 #include "gemm/cpu/run.h"
 
 #include <algorithm>
@@ -24,56 +24,104 @@ constexpr std::int64_t kBlockM = 96;   // multiples of kPad, and of the 6 rows t
 constexpr std::int64_t kBlockN = 256;  // of every Products::width
 constexpr std::int64_t kBlockK = 256;
 constexpr std::int64_t kMostBlocks = 4;  // of rows, in a task: they share packed B
+constexpr std::int64_t kKept = 3 << 19;  // bytes of packed A, at most, that a task keeps for its next columns
 
 // Lines from a panel to the next. A power of two would put the same line of all panels into one set of the L1 cache.
 constexpr std::int64_t kPackedLines = kBlockK + tessera::cpu::kPad;
 constexpr std::int64_t kSumLines = kMostBlocks * kBlockM + 1;
 
-constexpr std::size_t kFloats = static_cast<std::size_t>(kBlockM * kPackedLines + kPackedLines * kBlockN);
-constexpr std::size_t kSums = static_cast<std::size_t>(kSumLines * kBlockN);
+constexpr std::int64_t kLhs = kBlockM * kPackedLines, kRhs = kPackedLines * kBlockN, kSums = kSumLines * kBlockN;
+
+// How a product is cut into tasks: as large as leaves every thread several.
+struct Parts {
+  std::int64_t rows, columns;  // of a task, at most
+  bool keeps_lhs;              // packed A, for all columns of the task
+  std::int64_t lhs_blocks;     // of packed A that a task has at once
+
+  Parts(const Products& ops, const GemmProblem& p, int threads) {
+    const std::int64_t tasks = 4 * std::int64_t{std::max(threads, 1)};
+    const std::int64_t down = std::max<std::int64_t>(ceil_div(p.m, kBlockM), 1);
+    const std::int64_t across = std::max<std::int64_t>(ceil_div(p.n, kBlockN), 1);
+    const std::int64_t tall =
+        std::clamp<std::int64_t>(saturating_product(down, across) / tasks, 1, std::min(down, kMostBlocks));
+    const std::int64_t wide =
+        std::clamp<std::int64_t>(saturating_product(ceil_div(down, tall), across) / tasks, 1, across);
+    const std::int64_t blocks = saturating_product(tall, std::max<std::int64_t>(ceil_div(p.k, kBlockK), 1));
+    keeps_lhs = (wide > 1 || p.gated) && blocks <= kKept / (kLhs * static_cast<std::int64_t>(ops.elem));
+    lhs_blocks = keeps_lhs ? blocks : 1;
+    rows = kBlockM * tall;
+    columns = kBlockN * (keeps_lhs ? ceil_div(across, ceil_div(across, wide)) : 1);
+  }
+
+  // Of scratch memory per thread.
+  std::int64_t floats(const Products& ops, const GemmProblem& p) const {
+    const std::int64_t packed = (lhs_blocks * kLhs + kRhs) * static_cast<std::int64_t>(ops.elem);
+    return ceil_div(packed, std::int64_t{sizeof(float)}) + kSums * (p.gated ? 2 : 1);
+  }
+};
 
 class Task {
  public:
-  Task(const Products& ops, const GemmArgs& args, float* scratch)
-      : ops_(ops), args_(args), p_(args.problem), packed_(scratch), sums_(scratch + kFloats), gate_(sums_ + kSums) {}
+  // scratch: Parts::floats().
+  Task(const Products& ops, const GemmArgs& args, const Parts& parts, float* scratch)
+      : ops_(ops),
+        args_(args),
+        p_(args.problem),
+        parts_(parts),
+        sums_(scratch),
+        gate_(sums_ + (p_.gated ? kSums : 0)),
+        rhs_(reinterpret_cast<std::byte*>(gate_ + kSums)),
+        lhs_(rhs_ + kRhs * elem()) {}
 
-  void run(std::int64_t first_m, std::int64_t first_n, std::int64_t most_rows) {
-    const std::int64_t rows = std::min(most_rows, p_.m - first_m), columns = std::min(kBlockN, p_.n - first_n);
+  void run(std::int64_t first_m, std::int64_t first_n) {
+    const std::int64_t rows = std::min(parts_.rows, p_.m - first_m), last_n = std::min(first_n + parts_.columns, p_.n);
+    bool packs_lhs = true;
+    const auto multiply = [&](const GemmView& b, std::int64_t n, std::int64_t columns, float* sums) {
+      this->multiply(b, first_m, n, rows, columns, sums, packs_lhs);
+      packs_lhs = !parts_.keeps_lhs;
+    };
     if (ops_.enter != nullptr) ops_.enter();
-    multiply(args_.b, first_m, first_n, rows, columns, sums_);
-    if (p_.gated) multiply(args_.gate, first_m, first_n, rows, columns, gate_);
+    for (std::int64_t n = first_n; n < last_n; n += kBlockN) {
+      const std::int64_t columns = std::min(kBlockN, last_n - n);
+      multiply(args_.b, n, columns, sums_);
+      if (p_.gated) multiply(args_.gate, n, columns, gate_);
+      for (std::int64_t i = 0; i < rows; ++i) finish(first_m, i, n, columns);
+    }
     if (ops_.leave != nullptr) ops_.leave();
-    for (std::int64_t i = 0; i < rows; ++i) finish(first_m, i, first_n, columns);
   }
 
  private:
+  std::int64_t elem() const { return static_cast<std::int64_t>(ops_.elem); }
+
   // sums: result form [kBlockN / W][kSumLines][W].
   void multiply(const GemmView& b, std::int64_t first_m, std::int64_t first_n, std::int64_t rows, std::int64_t columns,
-                float* sums) const {
+                float* sums, bool packs_lhs) const {
     if (p_.k == 0) std::memset(sums, 0, kSums * sizeof(float));
     const int panels = static_cast<int>(ceil_div(columns, ops_.width));
-    float* packed_b = packed_ + kBlockM * kPackedLines;
+    std::byte* lhs = lhs_;
     for (std::int64_t k = 0; k < p_.k; k += kBlockK) {
       const std::int64_t depth = std::min(kBlockK, p_.k - k);
       if (p_.b_transposed) {
-        ops_.pack_rhs(block_of(b, k, first_n), depth, columns, kPackedLines, packed_b);
+        ops_.pack_rhs(block_of(b, k, first_n), depth, columns, kPackedLines, rhs_);
       } else {
-        ops_.pack_rhs_t(block_of(b, first_n, k), columns, depth, kPackedLines, packed_b);
+        ops_.pack_rhs_t(block_of(b, first_n, k), columns, depth, kPackedLines, rhs_);
       }
       for (std::int64_t i = 0; i < rows; i += kBlockM) {
         const std::int64_t here = std::min(kBlockM, rows - i), row = first_m + i;
+        if (packs_lhs) pack_lhs(row, here, k, depth, lhs);
         const auto product = p_.a_transposed ? ops_.multiply_t : ops_.multiply;
-        std::int64_t stride = kBlockM * ops_.line;
-        if (p_.a_transposed) {
-          ops_.pack_lhs_t(block_of(args_.a, k, row), depth, here, kPackedLines, packed_);
-          stride = tessera::cpu::transposed_stride(ops_, kPackedLines, here);
-        } else {
-          ops_.pack_lhs(block_of(args_.a, row, k), here, depth, kBlockM, packed_);
-        }
-        product(packed_, stride, packed_b, kPackedLines * ops_.width, sums + i * ops_.width, kSumLines * ops_.width,
-                here, panels, depth, k > 0);
+        const std::int64_t stride =
+            p_.a_transposed ? tessera::cpu::transposed_stride(ops_, kPackedLines, here) : kBlockM * ops_.line;
+        product(lhs, stride, rhs_, kPackedLines * ops_.width, sums + i * ops_.width, kSumLines * ops_.width, here,
+                panels, depth, k > 0);
+        if (parts_.keeps_lhs) lhs += kLhs * elem();
       }
     }
+  }
+
+  void pack_lhs(std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth, std::byte* to) const {
+    if (p_.a_transposed) return ops_.pack_lhs_t(block_of(args_.a, k, row), depth, rows, kPackedLines, to);
+    ops_.pack_lhs(block_of(args_.a, row, k), rows, depth, kBlockM, to);
   }
 
   tessera::cpu::Source block_of(const GemmView& view, std::int64_t row, std::int64_t column) const {
@@ -127,19 +175,12 @@ class Task {
   const Products& ops_;
   const GemmArgs& args_;
   const GemmProblem& p_;
-  float* packed_;
+  const Parts& parts_;
   float* sums_;
   float* gate_;
+  std::byte* rhs_;  // packed
+  std::byte* lhs_;  // one block of it or, if it is kept, [K / kBlockK][rows / kBlockM] blocks
 };
-
-// Rows of a task: as many as leave every thread several tasks.
-std::int64_t rows_per_task(const GemmProblem& p, int threads) {
-  constexpr std::int64_t kTasks = 4;  // of a thread, at least
-  const std::int64_t blocks = saturating_product(ceil_div(p.m, kBlockM), ceil_div(p.n, kBlockN));
-  return kBlockM * std::clamp<std::int64_t>(blocks / (kTasks * std::max(threads, 1)), 1, kMostBlocks);
-}
-
-std::size_t floats_per_thread(const GemmProblem& p) { return kFloats + kSums * (p.gated ? 2 : 1); }
 
 // Rows, or terms, of a group.
 GroupRange range_of(const GemmArgs& args, std::int64_t group) {
@@ -196,40 +237,43 @@ Status check_offsets(const GemmArgs& args) {
   return {};
 }
 
-Status run_grouped(const Products& ops, const GemmArgs& args, int threads, float* scratch) {
+Status run_grouped(const Products& ops, const GemmArgs& args, const Parts& parts, int threads, float* scratch) {
   const GemmProblem& p = args.problem;
   if (Status s = check_offsets(args); !s.ok()) return s;
-  const std::int64_t across = ceil_div(p.n, kBlockN), rows = rows_per_task(p, threads);
+  const std::int64_t across = ceil_div(p.n, parts.columns);
   std::int64_t blocks = 0;
-  for (std::int64_t g = 0; g < p.groups; ++g) blocks += row_blocks(args, g, rows);
-  tessera::cpu::parallel_for(saturating_product(blocks, across), std::max(threads, 1),
-                             [&](std::int64_t task, int slot) {
-                               std::int64_t group = 0, block = task / across;
-                               for (; block >= row_blocks(args, group, rows); ++group)
-                                 block -= row_blocks(args, group, rows);
-                               const GemmArgs one = group_of(args, group);
-                               Task(ops, one, scratch + static_cast<std::size_t>(slot) * floats_per_thread(p))
-                                   .run(block * rows, task % across * kBlockN, rows);
-                             });
+  for (std::int64_t g = 0; g < p.groups; ++g) blocks += row_blocks(args, g, parts.rows);
+  tessera::cpu::parallel_for(saturating_product(blocks, across), threads, [&](std::int64_t task, int slot) {
+    std::int64_t group = 0, block = task / across;
+    for (; block >= row_blocks(args, group, parts.rows); ++group) block -= row_blocks(args, group, parts.rows);
+    const GemmArgs one = group_of(args, group);
+    Task(ops, one, parts, scratch + slot * parts.floats(ops, p)).run(block * parts.rows, task % across * parts.columns);
+  });
   return {};
 }
 
 }  // namespace
 
 std::size_t workspace_bytes(const GemmProblem& problem, int threads) {
-  return static_cast<std::size_t>(std::max(threads, 1)) * floats_per_thread(problem) * sizeof(float);
+  const Products* ops = tessera::cpu::products_for(problem.dtype);
+  if (ops == nullptr) return 0;  // run() says why
+  const std::int64_t floats = Parts(*ops, problem, threads).floats(*ops, problem);
+  return static_cast<std::size_t>(std::max(threads, 1) * floats) * sizeof(float);
 }
 
 Status run(const GemmArgs& args, int threads, void* workspace) {
   const Products* ops = tessera::cpu::products_for(args.problem.dtype);
   if (ops == nullptr) return {TESSERA_UNSUPPORTED, "the CPU backend needs an x86-64 CPU with SSE4.2"};
   const GemmProblem& p = args.problem;
-  if (p.op == GemmOp::kGrouped) return run_grouped(*ops, args, threads, static_cast<float*>(workspace));
-  const std::int64_t across = ceil_div(p.n, kBlockN), rows = rows_per_task(p, threads);
-  const std::int64_t tasks = saturating_product(ceil_div(p.m, rows), across);
-  tessera::cpu::parallel_for(tasks, std::max(threads, 1), [&](std::int64_t task, int slot) {
-    Task(*ops, args, static_cast<float*>(workspace) + static_cast<std::size_t>(slot) * floats_per_thread(p))
-        .run(task / across * rows, task % across * kBlockN, rows);
+  threads = std::max(threads, 1);
+  const Parts parts(*ops, p, threads);
+  auto* const scratch = static_cast<float*>(workspace);
+  if (p.op == GemmOp::kGrouped) return run_grouped(*ops, args, parts, threads, scratch);
+  const std::int64_t across = ceil_div(p.n, parts.columns);
+  const std::int64_t tasks = saturating_product(ceil_div(p.m, parts.rows), across);
+  tessera::cpu::parallel_for(tasks, threads, [&](std::int64_t task, int slot) {
+    Task(*ops, args, parts, scratch + slot * parts.floats(*ops, p))
+        .run(task / across * parts.rows, task % across * parts.columns);
   });
   return {};
 }
