@@ -57,9 +57,10 @@ TESSERA_API int32_t tessera_num_threads(void);
 
 /* Runs the CPU backend's work on another pool of threads, so that two do not compete for the cores. `loop` calls
  * body(first, last, context) for ranges that together are [begin, end), none shorter than `grain` if it can, from several
- * threads at once if it has them, and returns 0 when all calls have returned; it may be called from several threads and
- * from within a body. PyTorch's torch_parallel_for is such a function. Process-wide; null: threads of Tessera's own, which
- * a child process after fork() uses in any case. */
+ * threads at once if it has them. It returns when all calls have returned: 0, or another number if it did not make all of
+ * them, whose work is then done by the caller. It may be called from several threads and from within a body, and body throws
+ * nothing. PyTorch's torch_parallel_for is such a function. The setting is for all threads of the process that use this
+ * library; null: threads of Tessera's own. After fork(), a child uses its own until it sets a loop itself. */
 typedef int32_t (*tessera_parallel_loop)(int64_t begin, int64_t end, int64_t grain,
                                          void (*body)(int64_t first, int64_t last, void* context), void* context);
 TESSERA_API tessera_status tessera_set_parallel_loop(tessera_parallel_loop loop);

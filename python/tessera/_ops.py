@@ -8,6 +8,7 @@ fallback for a PyTorch without it: slower, with the same results (tests/python/t
 """
 
 import ctypes
+import multiprocessing
 
 import torch
 from torch.autograd import forward_ad
@@ -57,9 +58,19 @@ def _has_interpreters():
     return peek is not None and peek() is not None
 
 
+def _is_forked():
+    """Whether multiprocessing has forked this process."""
+    method = multiprocessing.get_start_method(allow_none=True)  # children that are not forked have theirs set
+    is_fork = method in (None, "fork") or isinstance(multiprocessing.current_process(), multiprocessing.context.ForkProcess)
+    return multiprocessing.parent_process() is not None and is_fork
+
+
 def _parallel_loop():
-    """The address of PyTorch's loop over its own threads; 0 before 2.10. Threads of Tessera's would compete for the cores with
-    PyTorch's, which stay awake for a while after each operation."""
+    """The address of PyTorch's loop over its own threads; 0 before 2.10, and in a forked process, where PyTorch's threads may be
+    its parent's. Threads of Tessera's would compete for the cores with PyTorch's, which stay awake for a while after each
+    operation."""
+    if _is_forked():
+        return 0
     try:
         loop = ctypes.CDLL(torch._C.__file__).torch_parallel_for  # it is found in what this library needs
     except (OSError, AttributeError):

@@ -1,5 +1,7 @@
 #include "cpu/elements.h"
 
+#include <algorithm>
+
 namespace tessera::cpu {
 
 TESSERA_CLONED void load_row(DType dtype, const void* data, std::int64_t at, std::int64_t count, float* to) {

@@ -1,7 +1,6 @@
 // Elements as fp32, rows of them, and functions of fp32 without branches, whose loops compilers vectorise.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -5,7 +5,7 @@
 //   lhs     [ceil(k / line)][m][line]       line = W for fp32, 32 for bf16
 //   rhs     [ceil(n / W)][k][W]             bf16: [ceil(n / W)][k / 2][W][2], pairs of k side by side
 //   result  [ceil(n / W)][m][W]             always fp32
-// Everything is padded with zeros up to the whole panel: m and k to kPad, n to W.
+// Everything is padded with zeros up to the whole panel: m and k to kPad, n to W. m, n and k are 1 at least.
 #pragma once
 
 #include <cstddef>

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -82,15 +83,23 @@ struct Job {
   int joined = 1;              // slots handed out; guarded by the pool's lock
   std::atomic<int> active{1};  // threads that have joined and not left
   Job* following = nullptr;    // guarded by the pool's lock
+  std::atomic<bool> failed{false};
+  std::exception_ptr exception;  // the first that a task threw; guarded by `failed`
   Cores cores{};
 
   bool open() const { return joined < slots && next.load(std::memory_order_relaxed) < tasks; }
 
-  void work(int slot) {
+  // No exception leaves it: it may be another library's thread. After one, no task begins.
+  void work(int slot) noexcept {
     for (;;) {
       const std::int64_t task = next.fetch_add(1, std::memory_order_relaxed);
       if (task >= tasks) return;
-      function(context, task, slot);
+      try {
+        function(context, task, slot);
+      } catch (...) {
+        if (!failed.exchange(true)) exception = std::current_exception();
+        next.store(tasks, std::memory_order_relaxed);
+      }
     }
   }
 };
@@ -279,6 +288,7 @@ void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* 
     }
   }
   job.work(0);  // what no other thread has done
+  if (job.exception) std::rethrow_exception(job.exception);
 }
 
 }  // namespace tessera::cpu

@@ -73,15 +73,13 @@ TESSERA_CLONED void gated_row(const MlpArgs& args, std::int64_t row) {
     };
     read(MlpTensor::kBefore, before);
     read(MlpTensor::kBeforeGate, gate);
-    if (backward) read(MlpTensor::kDhidden, dhidden);
     if (backward) derivative(p.activation, gate, count, slope);
     activated(p.activation, gate, count, gate);
     for (std::int64_t i = 0; i < count; ++i) hidden[i] = before[i] * gate[i];
     if (backward) {
+      read(MlpTensor::kDhidden, dhidden);
       for (std::int64_t i = 0; i < count; ++i) before[i] *= dhidden[i] * slope[i];
       for (std::int64_t i = 0; i < count; ++i) dhidden[i] *= gate[i];
-    }
-    if (backward) {
       write(MlpTensor::kDbefore, dhidden);
       write(MlpTensor::kDbeforeGate, before);
     }

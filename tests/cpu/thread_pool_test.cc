@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -100,6 +101,40 @@ TEST(ThreadPool, another_loop_runs_every_task_once_even_if_it_fails) {
     set_loop(nullptr);
     EXPECT_EQ(loops, 1);
     for (const auto& each : runs) EXPECT_EQ(each, 1);
+  }
+}
+
+// As PyTorch's does: what a body throws ends in the loop.
+std::int32_t loop_that_catches(std::int64_t begin, std::int64_t end, std::int64_t,
+                               void (*body)(std::int64_t first, std::int64_t last, void* context), void* context) {
+  std::int32_t failures = 0;
+  for (std::int64_t i = begin; i < end; ++i) {
+    try {
+      body(i, i + 1, context);
+    } catch (...) {
+      ++failures;
+    }
+  }
+  return failures;
+}
+
+TEST(ThreadPool, what_a_task_throws_reaches_the_caller_whatever_thread_it_was) {
+  for (const Loop loop : {Loop{nullptr}, Loop{loop_that_catches}, Loop{loop_on_two_threads}}) {
+    set_loop(loop);
+    for (std::int64_t bad = 0; bad < 20; ++bad) {
+      std::atomic<int> done{0};
+      EXPECT_THROW(parallel_for(20, 3,
+                                [&](std::int64_t task, int) {
+                                  if (task == bad) throw std::bad_alloc();
+                                  ++done;
+                                }),
+                   std::bad_alloc);
+      EXPECT_LT(done, 20);
+    }
+    std::atomic<int> after{0};
+    parallel_for(20, 3, [&](std::int64_t, int) { ++after; });
+    EXPECT_EQ(after, 20);
+    set_loop(nullptr);
   }
 }
 

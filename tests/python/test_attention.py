@@ -559,6 +559,29 @@ def test_a_forked_worker_can_call():
     assert process.exitcode == 0
 
 
+IMPORTED_LATER = """
+import multiprocessing, sys, torch
+def child():
+    import tessera
+    tessera.attention(*(torch.ones(1, 200, 2, 32) for _ in range(3)))
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).add_(1)  # starts PyTorch's threads, which a forked child does not have
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=child)
+    process.start()
+    process.join(timeout=60)
+    print(process.exitcode)
+    process.kill()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_may_import_it(method, tmp_path):
+    (tmp_path / "parent.py").write_text(IMPORTED_LATER)
+    said = subprocess.run([sys.executable, str(tmp_path / "parent.py"), method], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["0"], said.stderr
+
+
 def test_sdpa_is_a_drop_in(device, dtype):
     q, k, v = tensors((2, 8, 33, 64), (2, 2, 33, 64), (2, 2, 33, 64), device=device, dtype=dtype, grad=True)
     for options in (dict(), dict(is_causal=True), dict(scale=0.2)):

@@ -132,6 +132,8 @@ std::vector<Case> full() {
     // Many columns: the CPU keeps rows of A that it has packed.
     out.push_back(make(dtype, {200, 2100, 600}));
     out.push_back(make(dtype, {110, 2100, 530}, {gated(), activation(kSilu), transposed(true, false)}));
+    out.push_back(make(dtype, {200, 2100, 300}, {groups(3, kRaggedRows, Routing::kRandom)}));
+    out.push_back(make(dtype, {110, 2100, 300}, {groups(3, kRaggedSums, Routing::kRandom), transposed(true, true)}));
     // Pairs of column tiles that share A.
     if (dtype == DType::kBFloat16)
       out.push_back(make(dtype, {1152, 384, 12000}, {sampled(60), transposed(true, true)}));

@@ -32,7 +32,8 @@ constexpr std::int64_t kSumLines = kMostBlocks * kBlockM + 1;
 
 constexpr std::int64_t kLhs = kBlockM * kPackedLines, kRhs = kPackedLines * kBlockN, kSums = kSumLines * kBlockN;
 
-// How a product is cut into tasks: as large as leaves every thread several.
+// How a product is cut into tasks: as large as leaves every thread several. Of the problem that was planned: fewer rows may need
+// more scratch memory.
 struct Parts {
   std::int64_t rows, columns;  // of a task, at most
   bool keeps_lhs;              // packed A, for all columns of the task
@@ -98,6 +99,7 @@ class Task {
                 float* sums, bool packs_lhs) const {
     if (p_.k == 0) std::memset(sums, 0, kSums * sizeof(float));
     const int panels = static_cast<int>(ceil_div(columns, ops_.width));
+    const auto product = p_.a_transposed ? ops_.multiply_t : ops_.multiply;
     std::byte* lhs = lhs_;
     for (std::int64_t k = 0; k < p_.k; k += kBlockK) {
       const std::int64_t depth = std::min(kBlockK, p_.k - k);
@@ -109,7 +111,6 @@ class Task {
       for (std::int64_t i = 0; i < rows; i += kBlockM) {
         const std::int64_t here = std::min(kBlockM, rows - i), row = first_m + i;
         if (packs_lhs) pack_lhs(row, here, k, depth, lhs);
-        const auto product = p_.a_transposed ? ops_.multiply_t : ops_.multiply;
         const std::int64_t stride =
             p_.a_transposed ? tessera::cpu::transposed_stride(ops_, kPackedLines, here) : kBlockM * ops_.line;
         product(lhs, stride, rhs_, kPackedLines * ops_.width, sums + i * ops_.width, kSumLines * ops_.width, here,
