@@ -315,8 +315,8 @@ def grouped_mlp(x, up, down, *, activation="silu", up_bias=None, down_bias=None)
     """An MLP per group, such as heads side by side: grouped_linear twice, with an activation between them, with gradients.
 
     x: [..., G, K], or [..., 1, K] if all groups have the same input; up: [G, H, K]; down: [G, N, H]; biases: [G, H] and
-    [G, N]. The result is [..., G, N]. If H is no multiple of 16, weights are copied with zeros, so that hidden rows start at
-    multiples of 32 bytes. On a GPU, groups with the same input and few outputs are one tessera.mlp.
+    [G, N]. The result is [..., G, N]. On a GPU, groups with the same input and few outputs are one tessera.mlp; for others whose
+    H is no multiple of 16, weights are copied with zeros, so that hidden rows start at multiples of 32 bytes.
     """
     expect_tensors(x=x, up_bias=up_bias, down_bias=down_bias)
     for name, weight in (("up", up), ("down", down)):
@@ -333,7 +333,7 @@ def grouped_mlp(x, up, down, *, activation="silu", up_bias=None, down_bias=None)
         from tessera._mlp import mlp_of_groups  # which uses this file
 
         return mlp_of_groups(x.squeeze(-2), up, down, activation, up_bias, down_bias)
-    if missing := -up.shape[1] % 16:
+    if x.is_cuda and (missing := -up.shape[1] % 16):
         pad = torch.nn.functional.pad
         up, down = pad(up, (0, 0, 0, missing)), pad(down, (0, missing))
         up_bias = None if up_bias is None else pad(up_bias, (0, missing))
