@@ -24,7 +24,7 @@ constexpr std::int64_t kBlockM = 96;   // multiples of kPad, and of the 6 rows t
 constexpr std::int64_t kBlockN = 256;  // of every Products::width
 constexpr std::int64_t kBlockK = 256;
 constexpr std::int64_t kMostBlocks = 4;  // of rows, in a task: they share packed B
-constexpr std::int64_t kKept = 3 << 19;  // bytes of packed A, at most, that a task keeps for its next columns
+constexpr std::int64_t kKept = 1 << 21;  // bytes of packed A, at most, that a task keeps for its next columns
 
 // Lines from a panel to the next. A power of two would put the same line of all panels into one set of the L1 cache.
 constexpr std::int64_t kPackedLines = kBlockK + tessera::cpu::kPad;
