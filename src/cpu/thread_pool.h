@@ -10,9 +10,9 @@ using TaskFunction = void (*)(void* context, std::int64_t task, int slot);
 
 // Calls function(context, task, slot) once for every task in [0, tasks), on up to `threads` threads, and returns when
 // all are done. slot is in [0, threads), and no two concurrent calls share one, so it may index scratch memory. Tasks
-// are handed out in order. If one throws, no more are, and the first exception is thrown when those that run have ended. The
-// caller works too, so a call makes progress even if no worker is free or none can be
-// started: callers may be concurrent or nested, and a child process after fork() starts its own pool.
+// are handed out in order; if one throws, no more are, and the first exception is thrown again when the others that run
+// have ended. The caller works too, so a call makes progress even if no worker is free or none can be started: callers
+// may be concurrent or nested, and a child process after fork() starts its own pool.
 void parallel_for(std::int64_t tasks, int threads, TaskFunction function, void* context);
 
 // Another pool's loop, instead of the threads here: tessera_parallel_loop. Null: the threads here.
