@@ -65,6 +65,7 @@ class CpuClock:
                 awake = time.perf_counter() + self.WAKING
                 while time.perf_counter() < awake:
                     took = seconds_of(call)
+                # In a call as long as this, the time to wake is lost, and it need not be made again.
                 kept.append(took if took > self.PAUSE else seconds_of(call))
         return samples
 
