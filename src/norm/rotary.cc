@@ -1,6 +1,8 @@
 // Rotary position embedding (kernels/norm/rotary.cuh).
 #include "norm/rotary_config.h"
 
+#include <climits>
+
 #include "jit/config_text.h"
 #include "norm/family.h"
 #include "norm/gpu.h"
@@ -10,12 +12,19 @@ namespace {
 
 using Config = NormRotaryConfig;
 
-constexpr int kThreads = 256;
-constexpr int kHeads = 4;  // per thread: their loads are in flight together
+constexpr int kThreads = 128;
+
+// Heads of a thread. Two loads of 16 bytes are enough if the address of the angles is known; if a position has to be loaded
+// first, more of them fill the time until the angles arrive (docs/kernels/norm_rotary.md).
+int heads_of(const NormProblem& p) {
+  if (!p.aligned) return 4;
+  if (p.positions) return 8;
+  return p.interleaved ? 2 : 1;
+}
 
 jit::KernelInstance main_kernel(const Config& config) {
-  return {.name = format("norm_rotary_{}_{}_{}{}", name_of(config.dtype), name_of(config.table_dtype),
-                         config.interleaved ? "interleaved" : "half", config.aligned ? "" : "_unaligned"),
+  return {.name = format("norm_rotary_{}_{}_{}_{}{}", name_of(config.dtype), name_of(config.table_dtype),
+                         config.interleaved ? "interleaved" : "half", config.heads, config.aligned ? "" : "_unaligned"),
           .header = "norm/rotary.cuh",
           .entry = "norm_rotary",
           .params = "NormRotaryParams",
@@ -31,7 +40,7 @@ Config config_of(const NormProblem& p) {
           .table_dtype = p.table_dtype,
           .interleaved = p.interleaved,
           .aligned = p.aligned,
-          .heads = kHeads};
+          .heads = heads_of(p)};
 }
 
 // Threads of a head that rotate, and that copy.
@@ -44,13 +53,13 @@ Slots slots_of(const NormProblem& p) {
 }
 std::int64_t threads_of(const NormProblem& p) {
   const Slots slots = slots_of(p);
-  return saturating_product(saturating_product(p.batch, p.seq), ceil_div(p.heads, kHeads),
+  return saturating_product(saturating_product(p.batch, p.seq), ceil_div(p.heads, heads_of(p)),
                             slots.rotating + slots.copying);
 }
 
 std::optional<std::string> refuses(const NormProblem& p, const Device& device) {
   if (auto reason = gpu_refuses(p, device)) return reason;
-  if (threads_of(p) > INT_MAX - kThreads) return "more elements than one grid can cover";
+  if (threads_of(p) > UINT_MAX - kThreads) return "more elements than one grid can cover";
   return std::nullopt;
 }
 
@@ -113,6 +122,8 @@ std::vector<NormProblem> representatives(const Device&) {
     p.rows = p.seq * p.heads;
     p.interleaved = interleaved;
     if (interleaved) p.table_dtype = DType::kFloat32;
+    list.push_back(p);
+    p.positions = true;
     list.push_back(p);
   }
   return list;
