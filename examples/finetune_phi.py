@@ -1,4 +1,4 @@
-"""Trains a Phi-2-shaped model (32 heads x 80) with LoRA on Tessera's attention: progress, tokens/s, memory, loss.
+"""Trains a Phi-2-shaped model (32 heads x 80) with LoRA on Tessera's attention and rotary embedding: progress, tokens/s, memory, loss.
 
     python examples/finetune_phi.py                                              # a toy, on the CPU, under a minute
     python examples/finetune_phi.py --check kernel integration trainer           # self-checks; add --device cuda
@@ -21,6 +21,7 @@ import pathlib
 import resource
 import sys
 import time
+import types
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -30,6 +31,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PhiConfig, PhiForCausalLM
 from transformers.activations import NewGELUActivation
+from transformers.models.phi.modeling_phi import PhiAttention
 
 import tessera.transformers
 
@@ -56,7 +58,10 @@ class Lora(torch.nn.Module):
         self.up = torch.nn.Parameter(torch.zeros(base.out_features, rank, **place))
 
     def forward(self, x):
-        return self.base(x) + F.linear(F.linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
+        rows = x.flatten(0, -2)
+        low = F.linear(rows, self.down.to(x.dtype))
+        # In place, so that the result of the wide layer is read and written once more, not three times.
+        return self.base(rows).addmm_(low, self.up.to(x.dtype).T).unflatten(0, x.shape[:-1])
 
 
 def four_bit(linear, dtype):
@@ -107,8 +112,7 @@ def loss_of(model, ids, offload=False):
         return F.cross_entropy(model.lm_head(rows).float(), wanted, reduction="sum")
 
     total = 0.0
-    for start in range(0, len(targets), LOSS_ROWS):
-        rows, wanted = hidden[start : start + LOSS_ROWS], targets[start : start + LOSS_ROWS]
+    for rows, wanted in zip(hidden.split(LOSS_ROWS), targets.split(LOSS_ROWS)):
         total = total + checkpoint(part, rows, wanted, use_reentrant=False)
     return total / len(targets)
 
@@ -136,6 +140,31 @@ def with_fused_activation(model):
     return model
 
 
+def attention_forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+    """PhiAttention's, for training, with Tessera's rotary embedding: one kernel rotates a part of each head and copies the
+    rest, where Transformers slices, rotates and concatenates."""
+    heads = (*hidden_states.shape[:-1], -1, self.head_dim)
+    q, k, v = (project(hidden_states).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+    cos, sin = (table[0, :, : self.rotary_ndims // 2] for table in position_embeddings)  # both halves are the same
+    q, k = tessera.rotary(q, cos, sin), tessera.rotary(k, cos, sin)
+    out, _ = tessera.transformers.forward(self, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attention_mask,
+                                          scaling=self.scaling, **kwargs)
+    return self.dense(out.flatten(-2)), None
+
+
+def with_tessera_rotary(model):
+    for module in model.modules():
+        if isinstance(module, PhiAttention) and not module.qk_layernorm:
+            module.forward = types.MethodType(attention_forward, module)
+    return model
+
+
+def with_own_kernels(model, options):
+    """Activations of one kernel for all, rotary embedding for Tessera."""
+    model = with_fused_activation(model)
+    return with_tessera_rotary(model) if options.attention == "tessera" else model
+
+
 def keeping_attention():
     """A context_fn for torch.utils.checkpoint that saves attention's results: in long sequences they are the costliest to
     recompute."""
@@ -153,7 +182,7 @@ def make_model(options, device, dtype):
     if options.model:
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=options.attention)
         model.config.max_position_embeddings = max(model.config.max_position_embeddings, options.seq)
-        return with_fused_activation(model).to(device).train()
+        return with_own_kernels(model, options).to(device).train()
     config = PhiConfig(
         **SIZES[options.size], num_hidden_layers=options.layers, max_position_embeddings=options.seq,
         partial_rotary_factor=0.4, embd_pdrop=0.0, resid_pdrop=0.0, attention_dropout=0.0,
@@ -163,7 +192,7 @@ def make_model(options, device, dtype):
     with device:
         model = PhiForCausalLM(config).train()
     torch.set_default_dtype(torch.float32)
-    return with_fused_activation(model)
+    return with_own_kernels(model, options)
 
 
 class Trainer:
