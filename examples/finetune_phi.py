@@ -59,9 +59,14 @@ class Lora(torch.nn.Module):
 
     def forward(self, x):
         rows = x.flatten(0, -2)
-        low = F.linear(rows, self.down.to(x.dtype))
-        # In place, so that the result of the wide layer is read and written once more, not three times.
-        return self.base(rows).addmm_(low, self.up.to(x.dtype).T).unflatten(0, x.shape[:-1])
+        low, up = F.linear(rows, self.down.to(x.dtype)), self.up.to(x.dtype)
+        if type(self.base) is torch.nn.Linear:
+            # The wide product comes last, so that what is recomputed for the backward ends before the layer's last one, and
+            # adds in place.
+            out = F.linear(low, up, self.base.bias).addmm_(rows, self.base.weight.T)
+        else:  # of 4-bit weights
+            out = self.base(rows).addmm_(low, up.T)
+        return out.unflatten(0, x.shape[:-1])
 
 
 def four_bit(linear, dtype):

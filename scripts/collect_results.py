@@ -4,7 +4,7 @@
 verify.json has each suite's counts and, one case per line, the error divided by the allowed error; fuzz.json adds up the
 runs that were side by side. peers.json, peers_unfused.json, bench.json, training.json, products.json, evidence.json, dram_bytes.json,
 break_kernels.json, doctor.json and verified.json are kept as they were written, without paths of the machine: every row keeps its family, op, fields and tags,
-whatever a family calls them. Files that OUT does not have stay as they are.
+whatever a family calls them. Files that OUT does not have stay as they are, and so do products.json's rows.
 """
 
 import json
@@ -67,6 +67,14 @@ def without_paths(value):
     return value
 
 
+def with_earlier_rows(record, file):
+    """The record, and the rows of the file that it has not measured. Each row has its own date."""
+    earlier = json.loads(file.read_text())["cases"] if file.exists() else []
+    new = {case["name"]: case for case in record["cases"]}
+    cases = [new.pop(case["name"], case) for case in earlier] + list(new.values())
+    return record | {"cases": cases}
+
+
 def collect(out, results):
     out, results = pathlib.Path(out), pathlib.Path(results)
     results.mkdir(parents=True, exist_ok=True)
@@ -86,7 +94,10 @@ def collect(out, results):
     for name in KEPT:
         file = out / f"{name}.json"
         if file.exists():
-            (results / file.name).write_text(dump(without_paths(json.loads(file.read_text()))) + "\n")
+            record = without_paths(json.loads(file.read_text()))
+            if name == "products":  # which takes longer than one run, and is resumed
+                record = with_earlier_rows(record, results / file.name)
+            (results / file.name).write_text(dump(record) + "\n")
     fuzz = [json.loads(file.read_text()) for file in sorted(out.glob("fuzz_*.json"))]
     if fuzz:
         (results / "fuzz.json").write_text(dump(fuzz_summary(fuzz)) + "\n")

@@ -11,6 +11,8 @@ copy replaces them by ways that the tool understands, and that order no less:
   anyway.
 - One lane that arrives at an mbarrier for its warp, in the Hopper backwards: every lane arrives, at every CTA of a
   cluster. A word that all lanes of a warp write alike, each before it reads it, is written by one of them.
+
+Also, no grid starts before the preceding one has ended (PDL): the tool sometimes lost track of launches, and hung.
 """
 
 import pathlib
@@ -24,6 +26,8 @@ from mutations import (BACKWARD, NARROW, SM90_BACKWARD, SM90_DETERMINISTIC, WIDE
 STAGE = "shared + barriers + place<stages>(step).stage * kMbarrierBytes"
 
 CHANGES = (
+    Mutation("grids do not overlap", "ptx/griddepcontrol.cuh",
+             (('  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");\n', "\n"),), BACKWARD),
     Mutation("bar.arrive is bar.sync", "attention/backward.cuh",
              (("    named_barrier_arrive(1 + strip, kThreads);\n", "    named_barrier_sync(1 + strip, kThreads);\n"),),
              BACKWARD),

@@ -94,6 +94,17 @@ def test_rows_keep_their_family_fields_and_tags(tmp_path):
         assert json.loads((results / f"{name}.json").read_text())["cases"] == [case]
 
 
+def test_rows_of_products_that_were_not_measured_again_stay(tmp_path):
+    out, results = tmp_path / "out", tmp_path / "results"
+    out.mkdir()
+    results.mkdir()
+    (results / "products.json").write_text(json.dumps({"cases": [{"name": name, "date": 1} for name in "abc"]}))
+    (out / "products.json").write_text(json.dumps({"cases": [{"name": name, "date": 2} for name in "db"]}))
+    collect_results.collect(out, results)
+    kept = json.loads((results / "products.json").read_text())["cases"]
+    assert [(case["name"], case["date"]) for case in kept] == [("a", 1), ("b", 2), ("c", 1), ("d", 2)]
+
+
 def test_each_row_has_a_line():
     text = collect_results.dump({"rows": [{"a": 1}, {"a": 2}], "facts": {"b": 3}})
     assert json.loads(text) == {"rows": [{"a": 1}, {"a": 2}], "facts": {"b": 3}}
