@@ -193,8 +193,12 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool strides) {
   if (p.a_transposed && p.b_transposed && p.grouping == kUngrouped && !p.gated && n > 256 && n <= 512) {
     tiles.push_back({128, even_width(n, 256, 64), false, 2, true});
   }
+  // Fewer lines of L2 per product. 256 x 192 sums leave no registers for a bias or for other matrices.
+  if (widest_ping_pong(p, access) >= 192 && access.staged == kStagedNone && access.strided == kStridedNone) {
+    add(256, 192, false);
+  }
   // If an eighth of the multiprocessors has a tile each, a part of K is a group of strided terms, and has one partial result
-  // instead of two. 256 x 192 sums leave registers for partial results, not for an epilogue.
+  // instead of two.
   if (access.strided == kStridedK && n > 128) {
     const int width = even_width(n, 192, 16);
     if (rows_of(p) > 256) tiles.push_back({256, width, false, 2});
@@ -393,8 +397,9 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   // take one consumer at a time longer than both.
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
+  // Tiles of 256 rows have been timed as partial results only; the others are left to the tuner.
   const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
-                      : c.block_m == 256       ? std::max(1.05, shared / multiplied)
+                      : c.block_m == 256       ? std::max(c.split ? 1.05 : 1.4, shared / multiplied)
                       : c.split && c.ping_pong ? 1.28
                                                : 1.05;
   const double products = multiplied * slow;
