@@ -23,7 +23,11 @@ typedef enum tessera_activation {
 
 enum {
   TESSERA_GEMM_A_TRANSPOSED = 1u << 0, /* a is [K, M] */
-  TESSERA_GEMM_B_TRANSPOSED = 1u << 1  /* b and gate are [K, N] */
+  TESSERA_GEMM_B_TRANSPOSED = 1u << 1, /* b and gate are [K, N] */
+
+  /* What is behind each row of out and preactivation, up to the next multiple of 16 bytes, may be overwritten, behind the
+   * last row, too. Rows start at multiples of 16 bytes and have room for it; out has two dims. Faster on Hopper. */
+  TESSERA_GEMM_OUT_PADDED = 1u << 2
 };
 
 /* With f the activation:
@@ -50,7 +54,7 @@ typedef struct tessera_gemm {
   const tessera_tensor* residual;      /* [M, N], optional; may be out itself, which is then added to */
 
   tessera_activation activation;
-  uint32_t flags; /* TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED */
+  uint32_t flags; /* TESSERA_GEMM_A_TRANSPOSED, ... */
 
   const tessera_tensor* offsets; /* int32 [G + 1], on the tensors' device, TESSERA_GEMM_GROUPED only: see below */
 } tessera_gemm;

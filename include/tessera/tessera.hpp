@@ -281,6 +281,7 @@ struct Gemm {
   tessera_activation activation = TESSERA_ACTIVATION_NONE;
   bool a_transposed = false;
   bool b_transposed = false;
+  bool out_padded = false;
 };
 
 namespace detail {
@@ -301,6 +302,7 @@ class LoweredGemm : public LoweredArgs<tessera_gemm, 10> {
     args_.activation = g.activation;
     if (g.a_transposed) args_.flags |= TESSERA_GEMM_A_TRANSPOSED;
     if (g.b_transposed) args_.flags |= TESSERA_GEMM_B_TRANSPOSED;
+    if (g.out_padded) args_.flags |= TESSERA_GEMM_OUT_PADDED;
   }
 };
 

@@ -4,13 +4,14 @@
 #include <optional>
 
 #include "base/arguments.h"
+#include "base/arithmetic.h"
 #include "base/format.h"
 #include "base/tensor.h"
 
 namespace tessera::gemm {
 namespace {
 
-constexpr std::uint32_t kKnownFlags = TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED;
+constexpr std::uint32_t kKnownFlags = TESSERA_GEMM_A_TRANSPOSED | TESSERA_GEMM_B_TRANSPOSED | TESSERA_GEMM_OUT_PADDED;
 
 class Checker {
  public:
@@ -26,6 +27,7 @@ class Checker {
     TESSERA_CHECK(read_tensors());
     TESSERA_CHECK(check_groups());
     TESSERA_CHECK(check_dims());
+    if ((in_.flags & TESSERA_GEMM_OUT_PADDED) != 0) TESSERA_CHECK(check_padding());
     fill_views();
     return {};
   }
@@ -69,7 +71,7 @@ class Checker {
   Status check_options() {
     if ((in_.flags & ~kKnownFlags) != 0) {
       return invalid(
-          format("flags has unknown bits {:#x}; TESSERA_GEMM_A_TRANSPOSED and TESSERA_GEMM_B_TRANSPOSED are known",
+          format("flags has unknown bits {:#x}; TESSERA_GEMM_A_TRANSPOSED, _B_TRANSPOSED and _OUT_PADDED are known",
                  in_.flags & ~kKnownFlags));
     }
     problem_.a_transposed = (in_.flags & TESSERA_GEMM_A_TRANSPOSED) != 0;
@@ -222,6 +224,29 @@ class Checker {
           break;
       }
     }
+    return {};
+  }
+
+  // Rows and their padding must not overlap.
+  Status check_padding() {
+    for (std::size_t i = 0; i < kSlots.size(); ++i) {
+      if (!checked_[i] || !kSlots[i].written) continue;
+      const CheckedTensor& t = *checked_[i];
+      if (t.rank != 2) {
+        return invalid(format("flags has TESSERA_GEMM_OUT_PADDED, but {} has {} dims; 2 are accepted with it",
+                              kSlots[i].name, t.rank));
+      }
+      const std::int64_t bytes = t.dtype.bits / 8, row = ceil_div(saturating_product(t.shape[1], bytes), 16) * 16;
+      const bool apart = t.shape[0] <= 1 || t.shape[1] == 0 || t.strides[0] * bytes >= row;
+      if (is_aligned(t) && apart) continue;
+      return invalid(
+          format("{} has rows that do not start at multiples of 16 bytes; TESSERA_GEMM_OUT_PADDED needs them to, "
+                 "with room for {} bytes each",
+                 kSlots[i].name, row));
+    }
+    // A kernel that stores whole chunks does so with either type.
+    const auto element = static_cast<std::int64_t>(size_of(problem_.dtype));
+    problem_.out_padded = out_.device.type == TESSERA_CUDA && problem_.n * element % 16 != 0;
     return {};
   }
 

@@ -397,9 +397,9 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   // take one consumer at a time longer than both.
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
-  // Tiles of 256 rows have been timed as partial results only; the others are left to the tuner.
+  // Tiles of 256 rows have been timed as sums of strided terms only; the others are left to the tuner.
   const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
-                      : c.block_m == 256       ? std::max(c.split ? 1.05 : 1.4, shared / multiplied)
+                      : c.block_m == 256       ? std::max(c.strided == kStridedK ? 1.05 : 1.4, shared / multiplied)
                       : c.split && c.ping_pong ? 1.28
                                                : 1.05;
   const double products = multiplied * slow;

@@ -98,6 +98,9 @@ TEST(Api, refuses_with_a_message_that_names_the_argument_and_writes_nothing) {
          g.out = {s.out.data(), kFloat32, {1, 3}};
        },
        "out has size = 1"},
+      {"rows of out without room for their padding", [](Small&, Gemm& g) { g.out_padded = true; },
+       "out has rows that do not start at multiples of 16 bytes; TESSERA_GEMM_OUT_PADDED needs them to, with room for "
+       "16"},
       {"types",
        [](Small& s, Gemm& g) {
          g.b = {s.b.data(), kFloat16, {3, 4}};
@@ -272,6 +275,27 @@ TEST(Api, refuses_unknown_ops_flags_and_sizes_of_the_struct) {
   args.struct_size = offsetof(tessera_gemm, bias);
   EXPECT_EQ(tessera_gemm_run(TESSERA_GEMM_DENSE, &args, nullptr, 0, nullptr), TESSERA_OK) << tessera_last_error();
   EXPECT_EQ(s.out, kExpected);
+}
+
+TEST(Api, padding_that_may_be_overwritten_is_that_of_matrices) {
+  Gemm g;
+  g.out_padded = true;
+  g.a = {nullptr, kBFloat16, {2, 40, 16}, {}, {TESSERA_CUDA, 0}};
+  g.b = {nullptr, kBFloat16, {2, 13, 16}, {}, {TESSERA_CUDA, 0}};
+  g.out = {nullptr, kBFloat16, {2, 40, 13}, {40 * 16, 16, 1}, {TESSERA_CUDA, 0}};
+  std::array<char, 8192> text{};
+  std::size_t needed = 0;
+  const auto explained = [&](tessera_gemm_op op) {
+    const detail::LoweredGemm held(g);
+    return tessera_gemm_explain(op, held.get(), "sm_90a", TESSERA_EXPLAIN_TEXT, text.data(), text.size(), &needed);
+  };
+  EXPECT_EQ(explained(TESSERA_GEMM_GROUPED), TESSERA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tessera_last_error()).find("out has 3 dims; 2 are accepted with it"), std::string::npos);
+  g.a = {nullptr, kBFloat16, {40, 16}, {}, {TESSERA_CUDA, 0}};
+  g.b = {nullptr, kBFloat16, {13, 16}, {}, {TESSERA_CUDA, 0}};
+  g.out = {nullptr, kBFloat16, {40, 13}, {16, 1}, {TESSERA_CUDA, 0}};
+  EXPECT_EQ(explained(TESSERA_GEMM_DENSE), TESSERA_OK) << tessera_last_error();
+  EXPECT_NE(std::string(text.data()).find("padded out"), std::string::npos) << text.data();
 }
 
 TEST(Api, explain_needs_no_data_and_no_gpu) {

@@ -30,6 +30,7 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
   if (p.preactivation) set(preactivation_, results, p.dtype, out_rank, true);
   if (p.residual) set(residual_, in.residual, p.out_dtype, out_rank, false);
   if (!in.offsets.empty()) offsets_.fill(in.offsets, 1, 1);
+  out_.free_padding = preactivation_.free_padding = c.layout == Layout::kFree;
 
   args_.a = a_.view();
   args_.b = b_.view();
@@ -42,8 +43,7 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
   args_.residual = residual_.view();
   args_.offsets = offsets_.view();
   args_.activation = static_cast<tessera_activation>(p.activation);
-  if (p.a_transposed) args_.flags |= TESSERA_GEMM_A_TRANSPOSED;
-  if (p.b_transposed) args_.flags |= TESSERA_GEMM_B_TRANSPOSED;
+  args_.flags = flags_of(c);
 }
 
 std::vector<Buffer*> Buffers::buffers() {

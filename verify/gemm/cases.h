@@ -24,8 +24,9 @@ const char* name_of(Distribution distribution);
 
 // How matrices lie in memory.
 enum class Layout : std::uint8_t {
-  kCompact,      // rows start at multiples of 16 bytes only if the row's length is such
-  kPadded,       // rows are padded to multiples of 16 bytes, and by 16 more
+  kCompact,  // rows start at multiples of 16 bytes only if the row's length is such
+  kPadded,   // rows are padded to multiples of 16 bytes, and by 16 more
+  kFree,     // rows are padded to multiples of 128 bytes, of which those up to 16 may be overwritten behind rows of out
   kUnaligned,    // 3 elements after every row: most rows start at no multiple of 16 bytes
   kInterleaved,  // a row of every group, then the next row of every group
 };
@@ -64,6 +65,7 @@ struct MatrixStrides {
   std::int64_t row, layer;
 };
 MatrixStrides strides_of(const Case& c, std::int64_t layers, std::int64_t rows, std::int64_t columns);
+std::uint32_t flags_of(const Case& c);  // TESSERA_GEMM_...
 // Sets the problem's alignment to what its tensors will have.
 void set_alignment(Case& c);
 std::string describe(const Case& c);

@@ -39,6 +39,7 @@ Result<Case> case_from(const FlagValues& values) {
     return invalid("--ragged is given without --groups");
   }
   if (given("--padded")) c.layout = Layout::kPadded;
+  if (given("--free-padding")) c.layout = Layout::kFree;
   set_alignment(c);
   c.name = describe(c);
   return c;
@@ -105,8 +106,7 @@ tessera_gemm arguments(const Case& c, Shapes& shapes) {
   args.residual = shapes.add(p.residual, p.out_dtype, {p.m, p.n}, of_out);
   if (p.grouping == kRaggedRows || p.grouping == kRaggedSums) args.offsets = shapes.add_offsets(p.groups);
   args.activation = static_cast<tessera_activation>(p.activation);
-  if (p.a_transposed) args.flags |= TESSERA_GEMM_A_TRANSPOSED;
-  if (p.b_transposed) args.flags |= TESSERA_GEMM_B_TRANSPOSED;
+  args.flags = flags_of(c);
   return args;
 }
 
@@ -135,6 +135,11 @@ std::vector<Flag> flags() {
       {"--preactivation", "", "With the preactivation as an output", "", {}},
       {"--residual", "", "Plus a residual", "", {}},
       {"--padded", "", "Rows at multiples of 16 bytes, whatever their length", "", {}},
+      {"--free-padding",
+       "",
+       "Rows at multiples of 128 bytes, and what is behind rows of the result may be overwritten",
+       "",
+       {}},
   };
 }
 
