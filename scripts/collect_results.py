@@ -68,7 +68,7 @@ def without_paths(value):
 
 
 def with_earlier_rows(record, file):
-    """The record, and the rows of the file that it has not measured. Each row has its own date."""
+    """The record, and the rows of the file that it has not measured. Each row says when, and with which library."""
     earlier = json.loads(file.read_text())["cases"] if file.exists() else []
     new = {case["name"]: case for case in record["cases"]}
     cases = [new.pop(case["name"], case) for case in earlier] + list(new.values())
@@ -105,7 +105,7 @@ def collect(out, results):
         file = out / f"{name}.txt"
         if file.exists():
             (results / (f"gpu_check_{name}.txt" if name != "break_kernels" else file.name)).write_text(file.read_text())
-    sanitizers = sorted(out.glob("sanitizer_*.txt"))
+    sanitizers = sorted(file for file in out.glob("sanitizer_*.txt") if not file.stem.endswith(".first"))
     if sanitizers:
         lines = []
         for file in sanitizers:

@@ -118,7 +118,8 @@ PyObject* gemm(PyObject*, PyObject* const* values, Py_ssize_t count) {
                                                          : 0;
   const std::int64_t bits = (options & kOutFp32) != 0 ? 32 : a.tensor.dtype.bits;
   const std::int64_t line = (options & kPadded) != 0 ? 128 * 8 / bits : 1;
-  if ((options & kPadded) != 0) args.flags |= TESSERA_GEMM_OUT_PADDED;  // it is made here
+  // It is made here, and the blocks of PyTorch's GPU allocator end at multiples of 16 bytes.
+  if ((options & kPadded) != 0) args.flags |= TESSERA_GEMM_OUT_PADDED;
   const Shape shape{m, n, layers ? groups : -1, (options & kInterleaved) != 0, line};
   Ref result = allocate(a, (options & kOutFp32) != 0 ? torch.float32 : nullptr, shape, &out);
   if (!result) return nullptr;

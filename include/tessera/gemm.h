@@ -25,8 +25,8 @@ enum {
   TESSERA_GEMM_A_TRANSPOSED = 1u << 0, /* a is [K, M] */
   TESSERA_GEMM_B_TRANSPOSED = 1u << 1, /* b and gate are [K, N] */
 
-  /* What is behind each row of out and preactivation, up to the next multiple of 16 bytes, may be overwritten, behind the
-   * last row, too. Rows start at multiples of 16 bytes and have room for it; out has two dims. Faster on Hopper. */
+  /* The padding after each row of out and preactivation, up to the next multiple of 16 bytes, may be overwritten, that after
+   * the last row included. Rows must start at multiples of 16 bytes, and out has two dims. */
   TESSERA_GEMM_OUT_PADDED = 1u << 2
 };
 

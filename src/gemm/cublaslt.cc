@@ -66,7 +66,6 @@ std::optional<std::string> refuses(const GemmProblem& p, const Device& device) {
   if (p.bias && p.out_dtype != p.dtype) return "has a bias of the result's type only";
   if (p.m == 0 || p.n == 0 || p.k == 0) return "there is nothing to multiply";
   if (!p.tensor_maps) return "needs positive strides";
-  if (p.out_padded) return "is not told of padding";
   if (device.index < 0) return "is asked on a GPU that runs its own code only";
   return std::nullopt;
 }

@@ -124,6 +124,7 @@ bool GemmFamily::covers(const Problem& planned, const Problem& given) {
   asked.out_aligned &= planned.out_aligned;
   asked.epilogue_aligned &= planned.epilogue_aligned;
   asked.tensor_maps &= planned.tensor_maps;
+  asked.out_padded &= planned.out_padded;
   return asked == planned;
 }
 
@@ -187,8 +188,9 @@ std::string GemmFamily::tuning_class(const Problem& p, int multiprocessors) {
       p.op == GemmOp::kGrouped ? format(" {} g2^{}", grouping_name(p), bucket(p.groups)) : std::string();
   return format("{}{} {} {} {}{}{}{} m2^{} n{} k2^{} {}{}", name_of(p.op), groups, name_of(p.dtype),
                 name_of(p.out_dtype), p.a_transposed ? 't' : 'n', p.b_transposed ? 't' : 'n',
-                p.sums_two ? " two products" : "", epilogue_text(p), bucket(p.m), p.n, bucket(p.k),
-                tiles >= multiprocessors ? "many" : "few", unaligned.empty() ? "" : " unaligned " + unaligned);
+                p.sums_two ? " two products" : "", epilogue_text(p) + (p.out_padded ? " padded" : ""), bucket(p.m), p.n,
+                bucket(p.k), tiles >= multiprocessors ? "many" : "few",
+                unaligned.empty() ? "" : " unaligned " + unaligned);
 }
 
 std::vector<jit::KernelInstance> GemmFamily::shared_steps(const engine::Device& device) {

@@ -49,8 +49,8 @@ struct GemmProblem {
   bool out_aligned = true;
   bool epilogue_aligned = true;  // all that the epilogue reads and writes beside out, vectors included
   bool tensor_maps = true;       // the strides of all matrices are positive and below 2^36 elements
-  // What is behind a row of out and of the preactivation, up to the next multiple of 16 bytes, may be overwritten. The C ABI
-  // of gemm has no such rows; the workspaces of recipes that embed a product have.
+  // TESSERA_GEMM_OUT_PADDED: the padding after a row of out and of the preactivation, up to the next multiple of 16 bytes, may
+  // be overwritten. False if rows need none.
   bool out_padded = false;
 
   bool operator==(const GemmProblem&) const = default;

@@ -14,11 +14,11 @@ using Config = NormRotaryConfig;
 
 constexpr int kThreads = 128;
 
-// Heads of a thread. Two loads of 16 bytes are enough if the address of the angles is known; if a position has to be loaded
-// first, more of them fill the time until the angles arrive (docs/kernels/norm_rotary.md).
+// Heads of a thread (docs/kernels/norm_rotary.md). Two loads of 16 bytes are enough for whole heads at known positions.
+// Positions have to be loaded before the angles, and slots that are copied have one load per head: more heads were faster.
 int heads_of(const NormProblem& p) {
-  if (!p.aligned) return 4;
-  if (p.positions) return 8;
+  if (!p.aligned || p.table_dtype != p.dtype) return 4;  // the fewest heads were not timed for these
+  if (p.positions || p.rotated < p.columns) return 8;
   return p.interleaved ? 2 : 1;
 }
 

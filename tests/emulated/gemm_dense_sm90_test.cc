@@ -292,6 +292,19 @@ TEST(EmulatedGemm, products_and_epilogues_of_one_matrix_are_right) {
   expect_right<with_preactivation(tile(128, 128, true))>(kOne);
 }
 
+// Which only the tuner tries.
+TEST(EmulatedGemm, tiles_of_256_rows_are_right) {
+  constexpr Config wide = tile(256, 192, false);
+  constexpr auto with_silu = [](Config c) {
+    c.activation = kSilu;
+    return c;
+  };
+  expect_right<wide>(kOne);
+  expect_right<in_clusters(with_silu(tile(256, 112, false)))>(kOne);
+  expect_right<ragged(wide)>(kGroups);
+  expect_right<in_clusters(of_two(ragged(tile(256, 128, false))))>(kGroups);
+}
+
 TEST(EmulatedGemm, groups_of_rows_end_anywhere) {
   expect_right<ragged(tile(128, 200, false))>(kGroups);
   expect_right<ragged(with_residual(tile(128, 104, true)))>(kGroups);

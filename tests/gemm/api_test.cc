@@ -98,9 +98,8 @@ TEST(Api, refuses_with_a_message_that_names_the_argument_and_writes_nothing) {
          g.out = {s.out.data(), kFloat32, {1, 3}};
        },
        "out has size = 1"},
-      {"rows of out without room for their padding", [](Small&, Gemm& g) { g.out_padded = true; },
-       "out has rows that do not start at multiples of 16 bytes; TESSERA_GEMM_OUT_PADDED needs them to, with room for "
-       "16"},
+      {"rows of out at no multiples of 16 bytes", [](Small&, Gemm& g) { g.out_padded = true; },
+       "out has rows that do not start at multiples of 16 bytes; TESSERA_GEMM_OUT_PADDED needs them to"},
       {"types",
        [](Small& s, Gemm& g) {
          g.b = {s.b.data(), kFloat16, {3, 4}};
@@ -277,7 +276,7 @@ TEST(Api, refuses_unknown_ops_flags_and_sizes_of_the_struct) {
   EXPECT_EQ(s.out, kExpected);
 }
 
-TEST(Api, padding_that_may_be_overwritten_is_that_of_matrices) {
+TEST(Api, out_padded_needs_an_out_of_two_dims) {
   Gemm g;
   g.out_padded = true;
   g.a = {nullptr, kBFloat16, {2, 40, 16}, {}, {TESSERA_CUDA, 0}};

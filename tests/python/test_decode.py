@@ -360,7 +360,7 @@ def test_a_status_that_is_written_has_a_new_version(device, dtype, dispatched, a
 
 
 def test_nothing_is_appended_to_a_lazily_negated_cache(device, dtype):
-    if dtype == torch.bfloat16:  # of which there are no complex numbers, whose parts alone are lazily negated
+    if dtype == torch.bfloat16:  # lazy negation comes from complex tensors, and there is no complex bf16
         dtype = torch.float16
     cache, new = (torch.ones(1, n, 1, 16, device=device, dtype=dtype) for n in (8, 1))
     cache = torch._neg_view(cache)

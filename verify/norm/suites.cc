@@ -177,6 +177,9 @@ std::vector<Case> bench_gpu() {
   out.push_back(rotary(kType, {1, kRows, 32, 128, 128}));
   out.push_back(rotary(kType, {1, kRows, 32, 128, 128}, {interleaved()}));
   out.push_back(rotary(kType, {1, kRows, 32, 128, 64}, {positions()}));
+  out.push_back(rotary(kType, {1, kRows, 32, 128, 64}));
+  out.push_back(rotary(kType, {1, kRows, 32, 128, 128}, {positions()}));
+  out.push_back(rotary(kType, {1, kRows, 32, 128, 128}, {fp32_tables()}));
   return out;
 }
 

@@ -202,7 +202,8 @@ def main(options, environment, state):
     begin = time.monotonic()
     for row in chosen:
         if row.name not in done:
-            done[row.name] = bench.measured(row, options.rounds) | {"date": environment["date"]}
+            done[row.name] = bench.measured(row, options.rounds) | {
+                "date": environment.get("date"), "library_hash": record["library"], "torch": torch.__version__}
         print(f"{row.name:<48} [{time.monotonic() - begin:.0f} s]", file=sys.stderr, flush=True)
         record["cases"] = [done[each.name] for each in rows if each.name in done]
         if options.json:  # after each row, so that a run that is cut short leaves what it has
