@@ -64,7 +64,7 @@ class Checks:
         self.out, self.scratch, self.kernels = options.out, scratch, pathlib.Path(options.kernels)
         self.cache = options.cache.resolve() if options.cache else f"{scratch}/cache"
         self.controls, self.lock = {}, threading.Lock()
-        self.emulated, self.timeout = False, TIMEOUT_S
+        self.emulated, self.timeout, self.seconds = False, TIMEOUT_S, None  # seconds: that verify may take
 
     def copy(self, mutations, delayed=False):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.scratch)) / "kernels"
@@ -113,7 +113,7 @@ class Checks:
         code, found = self.run(label, folder, [
             self.tessera, "verify", "--device", "cuda", "--arch-code", m.arch_code, "--suite", m.verify[0],
             "--filter", m.verify[1], "--repeat", m.repeat, "--json", record,
-            *(["--seconds", self.timeout / 5] if self.emulated else [])], record)
+            *(["--seconds", self.seconds] if self.seconds else [])], record)
         if code is None and self.emulated:
             return 0, 0, LARGE
         if code is None:
@@ -303,6 +303,21 @@ def compile_all(checks, chosen, jobs):
     return 0 if all(rows) else 1
 
 
+def compile_ahead(checks, chosen, jobs):
+    """Fills the cache with what verify runs, with a driver that runs nothing (compile_ahead.sh)."""
+    known, work = earlier_rows(checks.out), {}
+    for m in chosen:
+        if m.verify and key_of(m, checks.kernels) not in known:
+            work[m.name] = m, (m,)
+            work.setdefault((m.arch_code, m.verify, m.delayed), (m, ()))  # unchanged kernels, for all of them
+    checks.seconds = 0.001
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda one: checks.verify(f"{one[0].name}_{len(one[1])}", checks.copy(one[1], one[0].delayed), one[0]),
+                      work.values()))
+    print(f"{sum(bool(mutations) for _, mutations in work.values())} mutations compiled")
+    return 0
+
+
 def break_all(checks, chosen, arch, options):
     """Runs several at once: compiling takes most of the time, and a busy GPU makes races more likely."""
     begin, lock, rows = time.monotonic(), threading.Lock(), {}
@@ -370,6 +385,8 @@ def main(arguments=None):
     parser.add_argument("--compile", action="store_true",
                         help="without a GPU: check that each mutation matches its source and compiles, and that the "
                         "compile gate fails if it should")
+    parser.add_argument("--ahead", action="store_true", help="compile into --cache what a run would, and run nothing: "
+                        "compile_ahead.sh has the driver for that")
     parser.add_argument("--tessera", default=ROOT / "build/bin/tessera", metavar="PATH",
                         help="default: build/bin/tessera")
     parser.add_argument("--kernels", default=ROOT / "kernels", metavar="DIR", help="sources to copy and change")
@@ -401,6 +418,8 @@ def main(arguments=None):
         try:
             if options.compile:
                 return compile_all(checks, chosen, options.jobs)
+            if options.ahead:
+                return compile_ahead(checks, chosen, options.jobs)
             record = options.out / "doctor.json"
             _, found = checks.run("doctor", "", [options.tessera, "doctor", "--json", record], record)
             devices = found.get("cuda", {}).get("devices", [])
@@ -408,7 +427,7 @@ def main(arguments=None):
                 print("error: no GPU here; --compile needs none", file=sys.stderr)
                 return 3
             if devices[0]["name"] == EMULATED:
-                checks.emulated, checks.timeout = True, 4 * TIMEOUT_S
+                checks.emulated, checks.timeout, checks.seconds = True, 4 * TIMEOUT_S, 4 * TIMEOUT_S / 5
                 chosen = [dataclasses.replace(m, delayed=False, repeat=min(m.repeat, 2)) for m in chosen if not m.gate]
             return break_all(checks, chosen, devices[0]["arch"], options)
         except (Misfit, delayed_sources.Misfit) as problem:

@@ -119,6 +119,25 @@ class BreakKernels(unittest.TestCase):
         self.assertEqual((code, rows[0]["left"]), (1, "not run"))
         self.assertIn("1 not run", said)
 
+    def test_what_was_caught_is_not_compiled_ahead_and_nothing_is_run(self):
+        caught, other = [m for m in mutations.MUTATIONS if m.verify][:2]
+        row = {"key": break_kernels.key_of(caught, ROOT / "kernels"), "caught": True}
+        (self.folder / "break_kernels.json").write_text(json.dumps({"rows": [row]}))
+
+        class Checks:
+            out, kernels, seconds, ran = self.folder, ROOT / "kernels", None, []
+
+            def copy(self, changes, delayed):
+                return changes
+
+            def verify(self, label, changes, m):
+                self.ran.append((label, changes, self.seconds))
+
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(break_kernels.compile_ahead(Checks(), [caught, other], 1), 0)
+        self.assertEqual(Checks.ran, [(f"{other.name}_1", (other,), 0.001), (f"{other.name}_0", (), 0.001)])
+        self.assertIn("1 mutations compiled", said.getvalue())
+
     def test_a_mutation_that_does_not_match_its_source_is_an_error(self):
         for old in ("no such text", "__syncthreads();"):  # missing, and more than once
             class Options:
