@@ -1,4 +1,5 @@
-"""Trains a Phi-2-shaped model (32 heads x 80) with LoRA on Tessera's attention and rotary embedding: progress, tokens/s, memory, loss.
+"""Trains a Phi-2-shaped model (32 heads x 80) with LoRA on Tessera's attention and rotary embedding. Prints progress, tokens/s,
+memory and loss.
 
     python examples/finetune_phi.py                                              # a toy, on the CPU, under a minute
     python examples/finetune_phi.py --check kernel integration trainer           # self-checks; add --device cuda
