@@ -138,14 +138,6 @@ def dtype_for(device):
     return torch.float16 if turing else torch.bfloat16
 
 
-def with_fused_activation(model):
-    """PyTorch's GELU computes in one kernel what Transformers' NewGELUActivation does in eight."""
-    for module in model.modules():
-        if isinstance(getattr(module, "activation_fn", None), NewGELUActivation):
-            module.activation_fn = torch.nn.GELU(approximate="tanh")
-    return model
-
-
 def attention_forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
     """PhiAttention's, for training, with Tessera's rotary embedding: one kernel rotates a part of each head and copies the
     rest, where Transformers slices, rotates and concatenates."""
@@ -161,17 +153,15 @@ def attention_forward(self, hidden_states, position_embeddings, attention_mask, 
     return self.dense(out.flatten(-2)), None
 
 
-def with_tessera_rotary(model):
+def with_fewer_kernels(model, attention):
+    """The model with PyTorch's GELU, one kernel instead of the eight of Transformers' NewGELUActivation, and, on Tessera, with the
+    above."""
     for module in model.modules():
-        if isinstance(module, PhiAttention) and not module.qk_layernorm:
+        if isinstance(getattr(module, "activation_fn", None), NewGELUActivation):
+            module.activation_fn = torch.nn.GELU(approximate="tanh")
+        if attention == "tessera" and isinstance(module, PhiAttention) and not module.qk_layernorm:
             module.forward = types.MethodType(attention_forward, module)
     return model
-
-
-def with_own_kernels(model, options):
-    """Activations of one kernel for all, rotary embedding for Tessera."""
-    model = with_fused_activation(model)
-    return with_tessera_rotary(model) if options.attention == "tessera" else model
 
 
 def keeping_attention():
@@ -191,7 +181,7 @@ def make_model(options, device, dtype):
     if options.model:
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, attn_implementation=options.attention)
         model.config.max_position_embeddings = max(model.config.max_position_embeddings, options.seq)
-        return with_own_kernels(model, options).to(device).train()
+        return with_fewer_kernels(model, options.attention).to(device).train()
     config = PhiConfig(
         **SIZES[options.size], num_hidden_layers=options.layers, max_position_embeddings=options.seq,
         partial_rotary_factor=0.4, embd_pdrop=0.0, resid_pdrop=0.0, attention_dropout=0.0,
@@ -201,7 +191,7 @@ def make_model(options, device, dtype):
     with device:
         model = PhiForCausalLM(config).train()
     torch.set_default_dtype(torch.float32)
-    return with_own_kernels(model, options)
+    return with_fewer_kernels(model, options.attention)
 
 
 class Trainer:

@@ -36,6 +36,7 @@ all=(tests verify sanitizer break fuzz bench peers unfused training products)
 side_by_side=("tests verify" "sanitizer break")
 memory_for_two=64  # GB
 cd "$(dirname "$0")/.."
+. scripts/verify_runs.sh
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 build=${BUILD:-build}
@@ -154,15 +155,9 @@ stage_tests() {
 
 stage_verify() {
   local verify=("$tessera" verify --device cuda) suite part left
-  # Code for sm_90 is the portable kernels on Hopper, and Ada (sm_89) has an e4m3 kernel of its own.
   for suite in long hostile repeat full_sm_89; do
-    local what=(--suite $suite)
-    [ $suite = long ] && what+=(--arch-code native,sm_75)
-    [ $suite = hostile ] && what+=(--arch-code native,sm_90)
-    [ $suite = full_sm_89 ] && what=(--suite full --filter e4m3 --arch-code sm_89)
-    [ $suite = repeat ] && what=(--suite full --filter det --repeat 100)
-    start "verify_$suite" $((stop_after + 40)) "${verify[@]}" "${what[@]}" --seconds "$stop_after" \
-      --resume "$out/verify_$suite.json" --json "$out/verify_$suite.json"
+    start "verify_$suite" $((stop_after + 40)) "${verify[@]}" ${verify_options[$suite]} --arch-code "${verify_codes[$suite]}" \
+      --seconds "$stop_after" --resume "$out/verify_$suite.json" --json "$out/verify_$suite.json"
   done
   # The suite in parts side by side, then all of them together: what no part has, or had no time for.
   mkdir -p "$out/parts"
@@ -170,11 +165,11 @@ stage_verify() {
     wait_for_room
     left=$((stop_after - SECONDS + from))
     [ $left -gt 0 ] || break
-    timeout $((left + 40)) "${verify[@]}" --suite full --arch-code native,sm_80,sm_75 --filter $part --seconds $left \
+    timeout $((left + 40)) "${verify[@]}" --suite full --arch-code "${verify_codes[full]}" --filter $part --seconds $left \
       --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/parts/${part%/}.json" > "$out/parts/${part%/}.txt" 2>&1 &
   done
   finish_all
-  lines=6 step verify_full 110 "${verify[@]}" --seconds 70 --suite full --arch-code native,sm_80,sm_75 \
+  lines=6 step verify_full 110 "${verify[@]}" --seconds 70 --suite full --arch-code "${verify_codes[full]}" \
     --resume "$out"/parts/*.json "$out/verify_full.json" --json "$out/verify_full.json" --record "$record"
 }
 
@@ -198,8 +193,8 @@ stage_sanitizer() {
   rm -f "$out"/sanitizer_racecheck*
   parts=$("$tessera" cases --suite sanitize | sed 's#/.*#/#' | sort -u)
   [ -n "$parts" ] || verdict "parts of racecheck" 1 ""
+  [ $code = 0 ] || parts=
   for part in $parts; do
-    [ $code = 0 ] || break
     start "sanitizer_racecheck_${part%/}" 120 env TESSERA_KERNEL_SOURCES="$out/racecheck_kernels" \
       "${sanitize[@]}" --tool racecheck "${small_set[@]}" --filter "$part"
   done

@@ -274,7 +274,8 @@ std::optional<Choice> with_rest(const GemmProblem& p, const Device& device, cons
   for (const Tile& smaller : tiles_for(last, strides)) {
     const Choice rest = choice_of(last, device, smaller, 1, strides);
     const double time = launch_time(last, device, rest);
-    if (!fits(rest, device) || rest.access != whole.access || (least > 0 && time >= least)) continue;
+    if (!fits(rest, device) || !is_timed(rest.main) || rest.access != whole.access || (least > 0 && time >= least))
+      continue;
     least = time;
     best.rest = rest.main;
   }
@@ -338,6 +339,7 @@ std::int64_t row_tiles(const GemmProblem& p, const Access& access, const Tile& t
 }
 
 Tile tile_of(const Config& c) { return {c.block_m, c.block_n, c.ping_pong, c.cluster, c.shares_a}; }
+bool is_timed(const Config& c) { return c.block_m < 256 || c.strided == kStridedK; }
 int partials_of(const Choice& choice) {
   return choice.splits + (choice.main.strided == kStridedK ? gemm_sm90::kRowGroups - 1 : 0);
 }
@@ -397,9 +399,8 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   // take one consumer at a time longer than both.
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
-  // Tiles of 256 rows have been timed as sums of strided terms only; the others are left to the tuner.
   const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
-                      : c.block_m == 256       ? std::max(c.strided == kStridedK ? 1.05 : 1.4, shared / multiplied)
+                      : c.block_m == 256       ? std::max(1.05, shared / multiplied)
                       : c.split && c.ping_pong ? 1.28
                                                : 1.05;
   const double products = multiplied * slow;

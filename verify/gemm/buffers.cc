@@ -30,7 +30,7 @@ Buffers::Buffers(const Case& c, const Inputs& in) : problem_(c.problem) {
   if (p.preactivation) set(preactivation_, results, p.dtype, out_rank, true);
   if (p.residual) set(residual_, in.residual, p.out_dtype, out_rank, false);
   if (!in.offsets.empty()) offsets_.fill(in.offsets, 1, 1);
-  out_.free_padding = preactivation_.free_padding = c.layout == Layout::kFree;
+  out_.free_padding = preactivation_.free_padding = c.layout == Layout::kFreePadding;
 
   args_.a = a_.view();
   args_.b = b_.view();

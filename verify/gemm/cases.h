@@ -24,9 +24,9 @@ const char* name_of(Distribution distribution);
 
 // How matrices lie in memory.
 enum class Layout : std::uint8_t {
-  kCompact,  // rows start at multiples of 16 bytes only if the row's length is such
-  kPadded,   // rows are padded to multiples of 16 bytes, and by 16 more
-  kFree,     // rows are padded to multiples of 128 bytes, of which those up to 16 may be overwritten behind rows of out
+  kCompact,      // rows start at multiples of 16 bytes only if the row's length is such
+  kPadded,       // rows are padded to multiples of 16 bytes, and by 16 more
+  kFreePadding,  // rows start at multiples of 64 elements; padding of out may be overwritten up to multiples of 16 bytes
   kUnaligned,    // 3 elements after every row: most rows start at no multiple of 16 bytes
   kInterleaved,  // a row of every group, then the next row of every group
 };

@@ -39,7 +39,7 @@ Result<Case> case_from(const FlagValues& values) {
     return invalid("--ragged is given without --groups");
   }
   if (given("--padded")) c.layout = Layout::kPadded;
-  if (given("--free-padding")) c.layout = Layout::kFree;
+  if (given("--free-padding")) c.layout = Layout::kFreePadding;
   set_alignment(c);
   c.name = describe(c);
   return c;
@@ -135,11 +135,7 @@ std::vector<Flag> flags() {
       {"--preactivation", "", "With the preactivation as an output", "", {}},
       {"--residual", "", "Plus a residual", "", {}},
       {"--padded", "", "Rows at multiples of 16 bytes, whatever their length", "", {}},
-      {"--free-padding",
-       "",
-       "Rows at multiples of 128 bytes, and what is behind rows of the result may be overwritten",
-       "",
-       {}},
+      {"--free-padding", "", "Rows at multiples of 64 elements; padding of the result may be overwritten", "", {}},
   };
 }
 

@@ -41,7 +41,7 @@ std::unique_ptr<Case> random_gemm(std::uint64_t number, std::uint64_t kind_numbe
   p.residual = kind.one_in(3);
   constexpr gemm::Layout kLayouts[] = {gemm::Layout::kCompact, gemm::Layout::kPadded, gemm::Layout::kUnaligned};
   c.layout = kind.pick(kLayouts);
-  if (c.layout == gemm::Layout::kPadded && kind.one_in(2)) c.layout = gemm::Layout::kFree;
+  if (c.layout == gemm::Layout::kPadded && kind.one_in(2)) c.layout = gemm::Layout::kFreePadding;
   c.seed = number;
   c.floor = p.out_dtype == DType::kFloat32 ? 4 : 1;
   set_alignment(c);

@@ -126,16 +126,17 @@ std::vector<Case> full() {
       out.push_back(make(dtype, s, {residual(), to_fp32(), transposed(true, true)}));
       out.push_back(make(dtype, s, {bias(), gradient(), activation(kSilu), residual()}));
     }
-    // What is behind rows of out may be overwritten.
+    // Padding of out may be overwritten.
     const Shape odd = {150, 171, 77};
-    out.push_back(make(dtype, odd, {layout(Layout::kFree)}));
-    out.push_back(make(dtype, odd, {layout(Layout::kFree), bias(), activation(kSilu), preactivation()}));
-    out.push_back(make(dtype, odd, {layout(Layout::kFree), activation(kSilu), gradient(), transposed(false, true)}));
-    out.push_back(make(dtype, odd, {layout(Layout::kFree), gated(), activation(kSilu)}));
-    out.push_back(make(dtype, odd, {layout(Layout::kFree), residual(), to_fp32()}));
-    out.push_back(make(dtype, {61, 45, 4099}, {layout(Layout::kFree), transposed(true, true)}));
+    out.push_back(make(dtype, odd, {layout(Layout::kFreePadding)}));
+    out.push_back(make(dtype, odd, {layout(Layout::kFreePadding), bias(), activation(kSilu), preactivation()}));
     out.push_back(
-        make(dtype, {400, 171, 93}, {groups(4, kRaggedRows, Routing::kRandom), layout(Layout::kFree), bias()}));
+        make(dtype, odd, {layout(Layout::kFreePadding), activation(kSilu), gradient(), transposed(false, true)}));
+    out.push_back(make(dtype, odd, {layout(Layout::kFreePadding), gated(), activation(kSilu)}));
+    out.push_back(make(dtype, odd, {layout(Layout::kFreePadding), residual(), to_fp32()}));
+    out.push_back(make(dtype, {61, 45, 4099}, {layout(Layout::kFreePadding), transposed(true, true)}));
+    out.push_back(
+        make(dtype, {400, 171, 93}, {groups(4, kRaggedRows, Routing::kRandom), layout(Layout::kFreePadding), bias()}));
     // Few elements and a long sum: K is split.
     out.push_back(make(dtype, {72, 56, 5000}, {transposed(true, true)}));
     out.push_back(make(dtype, {61, 45, 4099}, {transposed(true, true), residual(), to_fp32()}));
@@ -207,7 +208,7 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {5000, 171, 96}, {sampled(40), gated(), activation(kSilu)}));
     out.push_back(make(dtype, {333, 333, 9001}, {sampled(40), transposed(true, true), residual()}));
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kPadded), residual()}));
-    out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kFree)}));
+    out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kFreePadding)}));
     out.push_back(make(dtype, {5000, 520, 200}, {sampled(40), layout(Layout::kUnaligned), bias()}));
     // The rows of the last round in smaller tiles: of rows that start anywhere, of a, of a and out, and of columns of a.
     if (dtype == DType::kBFloat16) {
@@ -366,7 +367,7 @@ MatrixStrides strides_of(const Case& c, std::int64_t layers, std::int64_t rows, 
     case Layout::kPadded:
       row = (columns + 7) / 8 * 8 + 8;
       break;
-    case Layout::kFree:
+    case Layout::kFreePadding:
       row = (columns + 63) / 64 * 64;
       break;
     case Layout::kUnaligned:
@@ -382,7 +383,7 @@ std::uint32_t flags_of(const Case& c) {
   std::uint32_t flags = 0;
   if (c.problem.a_transposed) flags |= TESSERA_GEMM_A_TRANSPOSED;
   if (c.problem.b_transposed) flags |= TESSERA_GEMM_B_TRANSPOSED;
-  if (c.layout == Layout::kFree) flags |= TESSERA_GEMM_OUT_PADDED;
+  if (c.layout == Layout::kFreePadding) flags |= TESSERA_GEMM_OUT_PADDED;
   return flags;
 }
 
@@ -400,7 +401,7 @@ void set_alignment(Case& c) {
   p.a_aligned = p.a_transposed ? aligned(layers.a, p.k, p.m, p.dtype) : aligned(layers.a, p.m, p.k, p.dtype);
   p.b_aligned = p.b_transposed ? aligned(layers.b, p.k, p.n, p.dtype) : aligned(layers.b, p.n, p.k, p.dtype);
   p.out_aligned = aligned(layers.out, p.m, p.n, p.out_dtype);
-  p.out_padded = c.layout == Layout::kFree && p.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 != 0;
+  p.out_padded = c.layout == Layout::kFreePadding && p.n * static_cast<std::int64_t>(size_of(p.dtype)) % 16 != 0;
   p.epilogue_aligned = ((!p.gradient && !p.preactivation) || aligned(layers.out, p.m, p.n, p.dtype)) &&
                        (!p.residual || p.out_aligned) &&
                        (!p.bias || p.op != GemmOp::kGrouped || aligned(1, p.groups, p.n, p.dtype));
@@ -430,7 +431,7 @@ std::string describe(const Case& c) {
   if (p.residual) parts.emplace_back("residual");
   if (p.out_dtype != p.dtype) parts.push_back(format("out_{}", tessera::name_of(p.out_dtype)));
   if (c.layout == Layout::kPadded) parts.emplace_back("padded");
-  if (c.layout == Layout::kFree) parts.emplace_back("free_padding");
+  if (c.layout == Layout::kFreePadding) parts.emplace_back("free_padding");
   if (c.layout == Layout::kUnaligned) parts.emplace_back("unaligned");
   if (c.layout == Layout::kInterleaved) parts.emplace_back("interleaved");
   if (c.distribution != Distribution::kNormal) parts.emplace_back(name_of(c.distribution));
