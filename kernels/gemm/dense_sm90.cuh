@@ -50,7 +50,7 @@ template <GemmDenseSm90Config config>
 __forceinline__ void gemm_dense_sm90(const GemmDenseSm90ParamsOf<config>& p) {
   using namespace gemm_sm90;
   static_assert(config.block_n % 8 == 0 && config.block_n >= 8 && config.block_n <= 256);
-  static_assert(consumer_rows(config) == 64 || consumer_rows(config) == 128);
+  static_assert(consumer_rows(config) % 64 == 0 && consumer_rows(config) <= 192);
   static_assert(config.stages >= 2);
   static_assert(config.cluster == 1 || config.cluster == 2);
   static_assert(config.cluster == 1 || config.b_transposed || config.block_n % 16 == 0);

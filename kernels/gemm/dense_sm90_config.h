@@ -14,7 +14,7 @@ struct GemmDenseSm90Config {
   DType out_dtype;
   bool a_transposed;  // a is [K, M], else [M, K]
   bool b_transposed;  // b is [K, N], else [N, K]
-  int block_m;        // rows of a tile: 64, 128 or 256
+  int block_m;        // rows of a tile: 64, 128, 192 (with ping_pong) or 256 (without)
   int block_n;        // columns of a tile, a multiple of 8 up to 256; if gated, of the two products together
   int stages;
   bool ping_pong;  // the two consumers own a tile each, else they share one by rows
@@ -107,10 +107,10 @@ constexpr int boxes_of_buffer(const GemmDenseSm90Config& config) {
   return config.staged == kStagedPreactivation ? (config.gated ? 3 : 2) : 1;
 }
 constexpr int loaded_boxes(const GemmDenseSm90Config& config) { return config.staged == kStagedPair ? 2 : 1; }
-// Buffers per consumer that are written or on their way from or to global memory: two if one box each, and one to be loaded
-// ahead. Without TMA they are not kept.
+// Buffers per consumer: one that is written, one on its way to global memory and, if a box is loaded ahead, one that it is loaded
+// to. Where three boxes are stored together, two buffers would take a stage's place. Without TMA none is on its way.
 constexpr int staging_buffers(const GemmDenseSm90Config& config) {
-  if (!config.tma_store || config.staged == kStagedPreactivation) return 1;
+  if (!config.tma_store || (config.staged == kStagedPreactivation && config.gated)) return 1;
   return config.staged == kStagedResidual || config.staged == kStagedSaved ? 3 : 2;
 }
 constexpr int buffer_bytes(const GemmDenseSm90Config& config) { return boxes_of_buffer(config) * kStagingBytes; }

@@ -108,8 +108,8 @@ struct GemmDenseSm90Consumer {
   // The first `shift` terms of the consumer's rows of A are the last ones of the rows before them. B is zero there, but an
   // infinity times zero would not be.
   __forceinline__ void clear_head(int stage, int shift) const {
-    const int row = warp * 32 + lane;
-    if (row < gemm_sm90::consumer_rows(config)) {
+#pragma unroll
+    for (int row = warp * 32 + lane; row < gemm_sm90::consumer_rows(config); row += 128) {
       const unsigned at =
           shared + kAt.a + stage * gemm_sm90::a_bytes(config) + (first_row() + row) * 128 + (row & 7) * 16;
       Words4 words = load_shared_16(at);
@@ -490,8 +490,8 @@ struct GemmDenseSm90Consumer {
         const int next = staging.index + 1 < kBuffers ? staging.index + 1 : 0;
         if (box + 1 < kRowTiles * kBoxes) load_staged(work, box + 1, next);
         mbarrier_wait_parity(loaded_barrier(staging.index), staging.parity);
-      } else {
-        if (issues()) tma_store_wait_group_read<kBuffers - 1>();
+      } else if constexpr (kBuffers == 1) {  // free once TMA has read the box before this one
+        if (issues()) tma_store_wait_group_read<0>();
         named_barrier_sync(barrier, 128);
       }
 #pragma unroll
@@ -532,6 +532,10 @@ struct GemmDenseSm90Consumer {
       }
       if constexpr (config.weighted) store_dots(work, box, rows, own);
       if constexpr (config.tma_store) {
+        // Behind the barrier the next buffer is free, too: TMA has read what was in it. If it is loaded, load_staged waits.
+        if constexpr (!kLoadsStaged && kBuffers > 1) {
+          if (issues()) tma_store_wait_group_read<kBuffers - 2>();
+        }
         fence_proxy_async();
         named_barrier_sync(barrier, 128);
         store_boxes(work, box, out, work.end_row - work.row - first_row() - row_tile * 64);

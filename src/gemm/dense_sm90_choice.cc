@@ -185,6 +185,9 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool strides) {
   add(128, 256, false);
   if (const int widest = widest_ping_pong(p, access); widest > 0) {
     if (widest > 128) add(128, widest, true);
+    // As many sums as 128 x 192, and fewer boxes at once.
+    const bool loads = access.staged == kStagedResidual || access.staged == kStagedSaved;
+    if (widest == 192 && !loads) add(192, 128, true);
     add(128, 128, true);
   }
   // Gradients of weights have few tiles, and 132 of them may be found one way only. Smaller tiles have fewer partial results.
@@ -400,6 +403,7 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
   const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
+                      : c.block_m == 192       ? 1.1
                       : c.block_m == 256       ? std::max(1.05, shared / multiplied)
                       : c.split && c.ping_pong ? 1.28
                                                : 1.05;
@@ -420,22 +424,28 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const int pairs = c.gated_gradient ? 4 : 0;
   const int extra = pairs + (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? (c.gated ? 2 : 1) : 0);
   const int staged = pairs > 0 || (c.gated && c.preactivation) ? extra : c.staged != kStagedNone ? 1 : 0;
-  // Measured for two widths alike; rows that start or end within a sector of L2 write it in part.
-  const double partial_sectors = c.edges ? 5500.0 : 0.0;
-  const double epilogue =
-      elements * (0.06 + 0.05 * staged + 0.15 * (extra - staged) + (c.activation != kIdentity ? 0.06 : 0.0) +
-                  (c.tma_store ? 0.0 : 0.6) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0)) +
-      partial_sectors + 130;
+  // With ping-pong one warpgroup has all of a tile's elements, else two share them.
+  const double of_staged = c.ping_pong && pairs == 0 ? 0.15 : 0.05;
+  const double of_activation = c.activation == kIdentity ? 0.0 : !c.ping_pong ? 0.06 : c.gradient ? 0.26 : 0.16;
+  const double in_boxes = elements * (0.06 + of_staged * staged + 0.15 * (extra - staged) + of_activation +
+                                      (c.tma_store ? 0.0 : 0.6) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0)) +
+                          130;
+  // Rows that start or end within a sector of L2 write it in part. Beside a main loop that takes less time; it was measured for
+  // tiles of 128 and 192 rows.
+  const double epilogue = in_boxes + (c.edges ? 5500.0 : 0.0);
+  const double delay = c.edges ? 5.0 * std::max(c.block_m, 128) : 0.0;
   const double work = static_cast<double>(saturating_product(tiles_of(p, choice.access, tile), choice.splits));
   const double clusters = std::floor(static_cast<double>(device.multiprocessors) / c.cluster);
   // How full the last round is with ragged rows is not known.
   const double rounds = p.grouping == kRaggedRows ? std::max(1.0, work / clusters + 0.5) : std::ceil(work / clusters);
-  // With ping-pong the epilogue runs beside the next tile's main loop.
+  // With ping-pong the epilogue runs beside the next tile's main loop. If it is longer, each consumer is always busy, and spends
+  // some time at both ends of a tile.
+  constexpr double kEnds = 2000;
   // A part of strided terms has an epilogue for each group of them that it has a share of.
-  const double epilogues = epilogue * static_cast<double>(partials_of_part(p, choice));
-  const double cycles = c.ping_pong
-                            ? main_loop + (rounds - 1) * std::max(main_loop, (main_loop + epilogues) / 2) + epilogue
-                            : rounds * (main_loop + epilogues);
+  const auto partials = static_cast<double>(partials_of_part(p, choice));
+  const double beside = std::max(main_loop + delay, (main_loop + in_boxes * partials + kEnds) / 2);
+  const double cycles =
+      c.ping_pong ? main_loop + (rounds - 1) * beside + epilogue : rounds * (main_loop + epilogue * partials);
   return 2.0 + cycles / kClock;
 }
 }  // namespace

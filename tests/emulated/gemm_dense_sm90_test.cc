@@ -292,6 +292,16 @@ TEST(EmulatedGemm, products_and_epilogues_of_one_matrix_are_right) {
   expect_right<with_preactivation(tile(128, 128, true))>(kOne);
 }
 
+TEST(EmulatedGemm, tiles_of_192_rows_are_right) {
+  constexpr Config tall = tile(192, 128, true);
+  expect_right<tall>(kOne);
+  expect_right<in_clusters(tall)>(kOne);
+  expect_right<with_residual(tall)>(kOne);
+  expect_right<in_clusters(with_preactivation(tall))>(kOne);
+  expect_right<ragged(tall)>(kGroups);
+  expect_right<ragged(with_preactivation(tall))>(kGroups);
+}
+
 // Which only the tuner tries.
 TEST(EmulatedGemm, tiles_of_256_rows_are_right) {
   constexpr Config wide = tile(256, 192, false);

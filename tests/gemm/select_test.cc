@@ -243,14 +243,15 @@ TEST(Choice, is_the_fastest_tile_that_was_measured) {
   for (const Measured& of :
        {Measured{36096, 512, 1408, "", 128, 128, true},    Measured{36096, 512, 1376, "", 128, 128, true},
         Measured{36096, 512, 512, "", 128, 128, true},     Measured{36096, 512, 2048, "", 128, 128, true},
-        Measured{36096, 1408, 512, "", 128, 176, true},    Measured{36096, 1408, 512, "b", 128, 128, true},
+        Measured{36096, 1408, 512, "", 128, 176, true},    Measured{36096, 1408, 512, "b", 192, 128, true},
         Measured{36096, 512, 1408, "b", 128, 128, true},   Measured{36096, 512, 1408, "r", 128, 128, true},
-        Measured{36096, 1408, 512, "bg", 128, 128, true},  Measured{36096, 1408, 512, "p", 128, 128, true},
-        Measured{8192, 512, 4096, "", 128, 256, false},    Measured{4096, 4096, 4096, "", 128, 256, false},
-        Measured{8192, 8192, 8192, "", 128, 192, true},    Measured{1408, 512, 36096, "ab", 128, 256, false},
-        Measured{512, 512, 36096, "ab", 128, 128, false},  Measured{36096, 1365, 512, "b", 128, 192, true},
-        Measured{36096, 1365, 512, "", 128, 176, true},    Measured{36096, 512, 1365, "", 128, 128, true},
-        Measured{1536, 512, 36096, "ab", 128, 256, false}, Measured{64, 11008, 4096, "", 64, 128, true}}) {
+        Measured{36096, 1408, 512, "bg", 128, 128, true},  Measured{36096, 1408, 512, "p", 192, 128, true},
+        Measured{36096, 1408, 512, "s", 192, 128, true},   Measured{8192, 512, 4096, "", 128, 256, false},
+        Measured{4096, 4096, 4096, "", 128, 256, false},   Measured{8192, 8192, 8192, "", 128, 192, true},
+        Measured{1408, 512, 36096, "ab", 128, 256, false}, Measured{512, 512, 36096, "ab", 128, 128, false},
+        Measured{36096, 1365, 512, "b", 192, 128, true},   Measured{36096, 1365, 512, "", 128, 176, true},
+        Measured{36096, 512, 1365, "", 128, 128, true},    Measured{1536, 512, 36096, "ab", 128, 256, false},
+        Measured{64, 11008, 4096, "", 64, 128, true}}) {
     const std::string how = of.how;
     const auto has = [&](char c) { return how.find(c) != std::string::npos; };
     GemmProblem p = product_of(of.m, of.n, of.k);
@@ -259,7 +260,7 @@ TEST(Choice, is_the_fastest_tile_that_was_measured) {
     p.residual = has('r');
     p.gradient = has('g');
     p.preactivation = has('p');
-    if (p.gradient || p.preactivation) p.activation = kSilu;
+    if (p.gradient || p.preactivation || has('s')) p.activation = kSilu;
     const engine::Config config = sm90->offers(p, device).front().config;
     const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
     ASSERT_TRUE(main);

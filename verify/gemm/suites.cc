@@ -288,6 +288,8 @@ std::vector<Case> bench_gpu() {
     out.push_back(make(kType, {hidden, kModel, kTokens}, {tagged("mlp"), transposed(true, true)}));
     out.push_back(make(kType, {kModel, hidden, kTokens}, {tagged("mlp"), transposed(true, true)}));
   }
+  out.push_back(make(kType, {kTokens, 1376, kModel}, {tagged("mlp"), activation(kSilu)}));
+  out.push_back(make(kType, {kTokens, 1376, kModel}, {tagged("mlp"), activation(kSilu), preactivation()}));
   out.push_back(make(kType, {kTokens, 1536, kModel}, {tagged("projection")}));
   out.push_back(make(kType, {kTokens, kModel, kModel}, {tagged("projection")}));
   out.push_back(make(kType, {8192, 11008, 4096}, {tagged("gated"), gated(), activation(kSilu)}));
