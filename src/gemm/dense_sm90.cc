@@ -410,7 +410,7 @@ std::vector<engine::Offer> offers(const GemmProblem& p, const Device& device) {
   constexpr std::size_t kMost = 4;  // the others are the tuner's
   std::vector<engine::Offer> offers;
   for (const Choice& choice : choices_for(p, device)) {
-    if (!is_timed(choice.main)) continue;
+    if (!is_offered(choice.main)) continue;
     const GemmProblem main = main_problem(p, choice);
     offers.push_back(
         {named(choice), parts_of(main, choice).bytes, predicted_time(main, device, choice), why_of(p, choice)});

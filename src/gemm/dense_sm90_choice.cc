@@ -277,7 +277,7 @@ std::optional<Choice> with_rest(const GemmProblem& p, const Device& device, cons
   for (const Tile& smaller : tiles_for(last, strides)) {
     const Choice rest = choice_of(last, device, smaller, 1, strides);
     const double time = launch_time(last, device, rest);
-    if (!fits(rest, device) || !is_timed(rest.main) || rest.access != whole.access || (least > 0 && time >= least))
+    if (!fits(rest, device) || !is_offered(rest.main) || rest.access != whole.access || (least > 0 && time >= least))
       continue;
     least = time;
     best.rest = rest.main;
@@ -342,7 +342,7 @@ std::int64_t row_tiles(const GemmProblem& p, const Access& access, const Tile& t
 }
 
 Tile tile_of(const Config& c) { return {c.block_m, c.block_n, c.ping_pong, c.cluster, c.shares_a}; }
-bool is_timed(const Config& c) { return c.block_m < 256 || c.strided == kStridedK; }
+bool is_offered(const Config& c) { return c.block_m < 256 || c.strided == kStridedK; }
 int partials_of(const Choice& choice) {
   return choice.splits + (choice.main.strided == kStridedK ? gemm_sm90::kRowGroups - 1 : 0);
 }

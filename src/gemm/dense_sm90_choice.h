@@ -69,8 +69,8 @@ std::int64_t rows_of_b(const GemmProblem& p);
 std::int64_t columns_of_b(const GemmProblem& p);
 std::int64_t copied_stride(const GemmProblem& p, const Access& access);
 std::int64_t copies_of_b(const GemmProblem& p, const Access& access);
-// Whether such tiles have been timed on an H200. The tuner tries the others, too.
-bool is_timed(const GemmDenseSm90Config& config);
+// Tiles that were no faster where they were timed are not offered: the tuner tries them, too.
+bool is_offered(const GemmDenseSm90Config& config);
 // Microseconds, roughly: measured on an H200.
 double predicted_time(const GemmProblem& p, const engine::Device& device, const Choice& choice);
 // Whether TMA can store what the epilogue writes: threads store no pairs.
