@@ -107,8 +107,8 @@ constexpr int boxes_of_buffer(const GemmDenseSm90Config& config) {
   return config.staged == kStagedPreactivation ? (config.gated ? 3 : 2) : 1;
 }
 constexpr int loaded_boxes(const GemmDenseSm90Config& config) { return config.staged == kStagedPair ? 2 : 1; }
-// Buffers per consumer: one that is written, one on its way to global memory and, if a box is loaded ahead, one that it is loaded
-// to. Where three boxes are stored together, two buffers would take a stage's place. Without TMA none is on its way.
+// Buffers per consumer: one that is written, one on its way to global memory and, if a matrix is loaded ahead, one that it is
+// loaded to. Buffers of three boxes are fewer, so that the stages have room. Without TMA none is on its way.
 constexpr int staging_buffers(const GemmDenseSm90Config& config) {
   if (!config.tma_store || (config.staged == kStagedPreactivation && config.gated)) return 1;
   return config.staged == kStagedResidual || config.staged == kStagedSaved ? 3 : 2;

@@ -532,7 +532,7 @@ struct GemmDenseSm90Consumer {
       }
       if constexpr (config.weighted) store_dots(work, box, rows, own);
       if constexpr (config.tma_store) {
-        // Behind the barrier the next buffer is free, too: TMA has read what was in it. If it is loaded, load_staged waits.
+        // After the barrier the next buffer is free, too: TMA has read what was in it. If it is loaded, load_staged waits.
         if constexpr (!kLoadsStaged && kBuffers > 1) {
           if (issues()) tma_store_wait_group_read<kBuffers - 2>();
         }

@@ -467,6 +467,9 @@ std::vector<GemmProblem> representatives(const Device& device) {
   list.push_back(p);
   p.out_aligned = p.epilogue_aligned = p.out_padded = true;
   list.push_back(p);
+  p.bias = false;
+  p.activation = kSilu;
+  list.push_back(p);
   p = representative(device, 36096, 512, 1365);
   p.a_aligned = p.b_aligned = false;
   p.bias = p.residual = true;

@@ -398,14 +398,14 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
       p.grouping == kRaggedSums ? ceil_div(terms, gemm_sm90::kBlockK) : all_steps(p, choice.access);
   const double steps = static_cast<double>(ceil_div(in_all, choice.splits));
   // One operand of 64 rows and one of 256 do not keep up with wgmma: B is read once for each 64 rows. Narrow tiles of 256 rows
-  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read. Parts of K
-  // take one consumer at a time longer than both.
+  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read. So, less so, are
+  // tiles of 192 rows. Parts of K take one consumer at a time longer than both.
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
   const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
-                      : c.block_m == 192       ? 1.1
                       : c.block_m == 256       ? std::max(1.05, shared / multiplied)
                       : c.split && c.ping_pong ? 1.28
+                      : c.block_m == 192       ? 1.1
                                                : 1.05;
   const double products = multiplied * slow;
   // A row of a step is a line of L2, or lies across two if it starts anywhere. Without a cluster L2
@@ -424,28 +424,28 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const int pairs = c.gated_gradient ? 4 : 0;
   const int extra = pairs + (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? (c.gated ? 2 : 1) : 0);
   const int staged = pairs > 0 || (c.gated && c.preactivation) ? extra : c.staged != kStagedNone ? 1 : 0;
-  // With ping-pong one warpgroup has all of a tile's elements, else two share them.
-  const double of_staged = c.ping_pong && pairs == 0 ? 0.15 : 0.05;
-  const double of_activation = c.activation == kIdentity ? 0.0 : !c.ping_pong ? 0.06 : c.gradient ? 0.26 : 0.16;
-  const double in_boxes = elements * (0.06 + of_staged * staged + 0.15 * (extra - staged) + of_activation +
-                                      (c.tma_store ? 0.0 : 0.6) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0)) +
-                          130;
-  // Rows that start or end within a sector of L2 write it in part. Beside a main loop that takes less time; it was measured for
-  // tiles of 128 and 192 rows.
-  const double epilogue = in_boxes + (c.edges ? 5500.0 : 0.0);
-  const double delay = c.edges ? 5.0 * std::max(c.block_m, 128) : 0.0;
+  // Cycles per element. With ping-pong one warpgroup computes all elements of a tile, else two do. Pairs were fitted by themselves.
+  const double staged_cycles = c.ping_pong && pairs == 0 ? 0.15 : 0.05;
+  const double activation_cycles = c.activation == kIdentity ? 0.0 : !c.ping_pong ? 0.06 : c.gradient ? 0.26 : 0.16;
+  const double cycles_per_element = 0.06 + staged_cycles * staged + 0.15 * (extra - staged) + activation_cycles +
+                                    (c.tma_store ? 0.0 : 0.6) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0);
+  const double epilogue = elements * cycles_per_element + 130;
+  // Rows that start or end within a sector of L2 write it in part, which takes time. If a main loop runs meanwhile, it is delayed
+  // by less than that: measured with tiles of 128 and of 192 rows.
+  const double edges = c.edges ? 5500.0 : 0.0;
+  const double edge_delay = c.edges ? 5.0 * std::max(c.block_m, 128) : 0.0;
   const double work = static_cast<double>(saturating_product(tiles_of(p, choice.access, tile), choice.splits));
   const double clusters = std::floor(static_cast<double>(device.multiprocessors) / c.cluster);
   // How full the last round is with ragged rows is not known.
   const double rounds = p.grouping == kRaggedRows ? std::max(1.0, work / clusters + 0.5) : std::ceil(work / clusters);
-  // With ping-pong the epilogue runs beside the next tile's main loop. If it is longer, each consumer is always busy, and spends
-  // some time at both ends of a tile.
-  constexpr double kEnds = 2000;
   // A part of strided terms has an epilogue for each group of them that it has a share of.
-  const auto partials = static_cast<double>(partials_of_part(p, choice));
-  const double beside = std::max(main_loop + delay, (main_loop + in_boxes * partials + kEnds) / 2);
+  const double epilogues = epilogue * static_cast<double>(partials_of_part(p, choice));
+  // With ping-pong the epilogue runs beside the next tile's main loop. If it is the longer one, both consumers are always busy: a
+  // round takes half of what one needs for a tile, with the time that it spends between main loop and epilogue.
+  constexpr double kBetween = 2000;
+  const double round = std::max(main_loop + edge_delay, (main_loop + epilogues + kBetween) / 2);
   const double cycles =
-      c.ping_pong ? main_loop + (rounds - 1) * beside + epilogue : rounds * (main_loop + epilogue * partials);
+      c.ping_pong ? main_loop + (rounds - 1) * round + epilogue + edges : rounds * (main_loop + epilogues + edges);
   return 2.0 + cycles / kClock;
 }
 }  // namespace

@@ -69,7 +69,7 @@ std::int64_t rows_of_b(const GemmProblem& p);
 std::int64_t columns_of_b(const GemmProblem& p);
 std::int64_t copied_stride(const GemmProblem& p, const Access& access);
 std::int64_t copies_of_b(const GemmProblem& p, const Access& access);
-// Tiles that were no faster where they were timed are not offered: the tuner tries them, too.
+// False for tiles that were no faster where they were timed; the tuner tries them, too.
 bool is_offered(const GemmDenseSm90Config& config);
 // Microseconds, roughly: measured on an H200.
 double predicted_time(const GemmProblem& p, const engine::Device& device, const Choice& choice);

@@ -210,6 +210,12 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kPadded), residual()}));
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kFreePadding)}));
     out.push_back(make(dtype, {5000, 520, 200}, {sampled(40), layout(Layout::kUnaligned), bias()}));
+    // Tiles of 192 rows: of rows that start anywhere, and of a transposed b.
+    if (dtype != DType::kFloat32) {
+      out.push_back(make(dtype, {17000, 128, 200}, {sampled(60), layout(Layout::kUnaligned), activation(kSilu)}));
+      out.push_back(
+          make(dtype, {9001, 1024, 200}, {sampled(60), transposed(false, true), activation(kSilu), preactivation()}));
+    }
     // The rows of the last round in smaller tiles: of rows that start anywhere, of a, of a and out, and of columns of a.
     if (dtype == DType::kBFloat16) {
       out.push_back(make(dtype, {20000, 256, 1500}, {sampled(60), bias(), residual()}));
