@@ -27,6 +27,7 @@ enum class Layout : std::uint8_t {
   kCompact,      // rows start at multiples of 16 bytes only if the row's length is such
   kPadded,       // rows are padded to multiples of 16 bytes, and by 16 more
   kFreePadding,  // rows start at multiples of 64 elements; padding of out may be overwritten up to multiples of 16 bytes
+  kGaps,         // 8 elements after every row: aligned as compact rows, but what is beside a row is no other row
   kUnaligned,    // 3 elements after every row: most rows start at no multiple of 16 bytes
   kInterleaved,  // a row of every group, then the next row of every group
 };

@@ -210,9 +210,9 @@ std::vector<Case> full() {
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kPadded), residual()}));
     out.push_back(make(dtype, {5000, 1365, 200}, {sampled(40), layout(Layout::kFreePadding)}));
     out.push_back(make(dtype, {5000, 520, 200}, {sampled(40), layout(Layout::kUnaligned), bias()}));
-    // Tiles of 192 rows: of rows that start anywhere, and of a transposed b.
+    // Tiles of 192 rows: of rows of a that start anywhere, and of a transposed b.
     if (dtype != DType::kFloat32) {
-      out.push_back(make(dtype, {17000, 128, 200}, {sampled(60), layout(Layout::kUnaligned), activation(kSilu)}));
+      out.push_back(make(dtype, {17000, 128, 93}, {sampled(60), layout(Layout::kGaps), activation(kSilu)}));
       out.push_back(
           make(dtype, {9001, 1024, 200}, {sampled(60), transposed(false, true), activation(kSilu), preactivation()}));
     }
@@ -378,6 +378,9 @@ MatrixStrides strides_of(const Case& c, std::int64_t layers, std::int64_t rows, 
     case Layout::kFreePadding:
       row = (columns + 63) / 64 * 64;
       break;
+    case Layout::kGaps:
+      row = columns + 8;
+      break;
     case Layout::kUnaligned:
       row = columns + 3;
       break;
@@ -440,6 +443,7 @@ std::string describe(const Case& c) {
   if (p.out_dtype != p.dtype) parts.push_back(format("out_{}", tessera::name_of(p.out_dtype)));
   if (c.layout == Layout::kPadded) parts.emplace_back("padded");
   if (c.layout == Layout::kFreePadding) parts.emplace_back("free_padding");
+  if (c.layout == Layout::kGaps) parts.emplace_back("gaps");
   if (c.layout == Layout::kUnaligned) parts.emplace_back("unaligned");
   if (c.layout == Layout::kInterleaved) parts.emplace_back("interleaved");
   if (c.distribution != Distribution::kNormal) parts.emplace_back(name_of(c.distribution));
