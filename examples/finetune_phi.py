@@ -118,7 +118,7 @@ def loss_of(model, ids, options):
         if model.lm_head.bias is not None:  # one more column of the weight, times a one; rows stay aligned with eight
             weight = torch.cat([weight, F.pad(model.lm_head.bias[:, None], (0, 7))], 1)
             hidden = F.pad(hidden, (0, 8), value=1)
-        if hidden.dtype == torch.float16:  # which has no digits for gradients of a mean that are scaled afterwards
+        if hidden.dtype == torch.float16:  # gradients of a mean would be rounded before they are multiplied by the loss's scale
             return tessera.linear_cross_entropy(hidden, weight, targets, reduction="sum") / len(targets)
         return tessera.linear_cross_entropy(hidden, weight, targets)
 

@@ -185,7 +185,7 @@ std::vector<Tile> tiles_for(const GemmProblem& p, bool strides) {
   add(128, 256, false);
   if (const int widest = widest_ping_pong(p, access); widest > 0) {
     if (widest > 128) add(128, widest, true);
-    // As many sums as 128 x 192, and fewer boxes at once.
+    // As many sums as 128 x 192. If the epilogue loads a matrix, they were no faster than 128 x 128.
     const bool loads = access.staged == kStagedResidual || access.staged == kStagedSaved;
     if (widest == 192 && !loads) add(192, 128, true);
     add(128, 128, true);
@@ -398,8 +398,8 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
       p.grouping == kRaggedSums ? ceil_div(terms, gemm_sm90::kBlockK) : all_steps(p, choice.access);
   const double steps = static_cast<double>(ceil_div(in_all, choice.splits));
   // One operand of 64 rows and one of 256 do not keep up with wgmma: B is read once for each 64 rows. Narrow tiles of 256 rows
-  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read. So, less so, are
-  // tiles of 192 rows. Parts of K take one consumer at a time longer than both.
+  // are limited by shared memory, of as many bytes per cycle as a row has in a step; TMA writes what is read. Tiles of 192 rows
+  // are slower, too, as measured. Parts of K take one consumer at a time longer than both.
   const double multiplied = static_cast<double>(c.block_m) * c.block_n * gemm_sm90::kBlockK / kMultiplyAdds;
   const double shared = 2.0 * c.block_m + (c.block_m / 64.0 + 1.0) * c.block_n;
   const double slow = c.block_m == 64          ? (c.a_transposed ? 1.5 : 1.18)
@@ -424,14 +424,14 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const int pairs = c.gated_gradient ? 4 : 0;
   const int extra = pairs + (c.residual ? 1 : 0) + (c.gradient ? 1 : 0) + (c.preactivation ? (c.gated ? 2 : 1) : 0);
   const int staged = pairs > 0 || (c.gated && c.preactivation) ? extra : c.staged != kStagedNone ? 1 : 0;
-  // Cycles per element. With ping-pong one warpgroup computes all elements of a tile, else two do. Pairs were fitted by themselves.
+  // Cycles per element. With ping-pong one warpgroup computes all elements of a tile, else two do. Pairs were fitted apart.
   const double staged_cycles = c.ping_pong && pairs == 0 ? 0.15 : 0.05;
   const double activation_cycles = c.activation == kIdentity ? 0.0 : !c.ping_pong ? 0.06 : c.gradient ? 0.26 : 0.16;
   const double cycles_per_element = 0.06 + staged_cycles * staged + 0.15 * (extra - staged) + activation_cycles +
                                     (c.tma_store ? 0.0 : 0.6) + (c.out_dtype == DType::kFloat32 ? 0.06 : 0.0);
   const double epilogue = elements * cycles_per_element + 130;
-  // Rows that start or end within a sector of L2 write it in part, which takes time. If a main loop runs meanwhile, it is delayed
-  // by less than that: measured with tiles of 128 and of 192 rows.
+  // Rows that start or end within a sector of L2 write it in part, which takes time. If a main loop runs meanwhile, it is
+  // delayed by less than that: measured with tiles of 128 and of 192 rows.
   const double edges = c.edges ? 5500.0 : 0.0;
   const double edge_delay = c.edges ? 5.0 * std::max(c.block_m, 128) : 0.0;
   const double work = static_cast<double>(saturating_product(tiles_of(p, choice.access, tile), choice.splits));
@@ -440,8 +440,8 @@ double launch_time(const GemmProblem& p, const Device& device, const Choice& cho
   const double rounds = p.grouping == kRaggedRows ? std::max(1.0, work / clusters + 0.5) : std::ceil(work / clusters);
   // A part of strided terms has an epilogue for each group of them that it has a share of.
   const double epilogues = epilogue * static_cast<double>(partials_of_part(p, choice));
-  // With ping-pong the epilogue runs beside the next tile's main loop. If it is the longer one, both consumers are always busy: a
-  // round takes half of what one needs for a tile, with the time that it spends between main loop and epilogue.
+  // With ping-pong the epilogue runs beside the next tile's main loop. If it is the longer one, both consumers are always
+  // busy: a round takes half of what one needs for a tile, with the time that it spends between main loop and epilogue.
   constexpr double kBetween = 2000;
   const double round = std::max(main_loop + edge_delay, (main_loop + epilogues + kBetween) / 2);
   const double cycles =

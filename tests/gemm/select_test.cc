@@ -269,6 +269,29 @@ TEST(Choice, is_the_fastest_tile_that_was_measured) {
   }
 }
 
+// A consumer has one to three row tiles of 64, and a TMA box at most 256 rows.
+TEST(Choice, tiles_are_as_tall_as_consumers_and_boxes_allow) {
+  const Implementation* sm90 = engine::find_implementation<GemmFamily>("gemm_dense_sm90");
+  std::set<std::pair<int, bool>> seen;  // rows, ping-pong
+  for (const std::int64_t m : {50, 700, 36096}) {
+    for (const std::int64_t n : {40, 512, 1365}) {
+      for (const int stored : {0, 1, 2, 3}) {
+        GemmProblem p = product_of(m, n, 1365);
+        p.a_transposed = stored % 2 == 1;
+        p.b_transposed = stored / 2 == 1;
+        p.a_aligned = p.b_aligned = stored != 3;
+        for (const engine::Config& config : sm90->searches(p, gpu("sm_90a"))) {
+          const auto main = engine::from_fields<GemmDenseSm90Config>(engine::fields_of_step(config, "main"));
+          ASSERT_TRUE(main);
+          seen.emplace(main->block_m, main->ping_pong);
+        }
+      }
+    }
+  }
+  const std::set<std::pair<int, bool>> allowed = {{64, true}, {128, true}, {192, true}, {128, false}, {256, false}};
+  EXPECT_EQ(seen, allowed);
+}
+
 // Experts without a gate, in training: with ping-pong consumers of 128 rows, ptxas spills hundreds of bytes.
 TEST(Choice, ragged_rows_that_store_what_an_activation_takes_are_not_offered_wide_ping_pong_tiles) {
   const engine::Device device = gpu("sm_90a");
